@@ -1,0 +1,69 @@
+//! Backends: where connections go.
+
+use crate::{
+    abi::shared_layout,
+    addr::{Addr, Port},
+};
+
+/// A backend: one Service's endpoint address and port. The map is an array indexed by backend id; id 0 is none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Backend {
+    /// Address of the endpoint.
+    pub addr: Addr,
+    /// Port of the endpoint, network order.
+    pub port: Port,
+    /// [`crate::abi::TCP`] or [`crate::abi::UDP`].
+    pub proto: u8,
+    /// One of [`state`].
+    pub state: u8,
+    /// The Service that the backend belongs to.
+    pub service_id: u32,
+    /// Always 0.
+    pub pad: [u32; 2],
+}
+shared_layout!(Backend, size 32, align 4);
+
+/// Values of [`Backend::state`].
+pub mod state {
+    /// The id is not in use.
+    pub const VACANT: u8 = 0;
+    /// May get new flows.
+    pub const ACTIVE: u8 = 1;
+    /// Keeps its flows, gets no new ones.
+    pub const DRAINING: u8 = 2;
+    /// Passed over by passive health.
+    pub const EJECTED: u8 = 3;
+}
+
+/// Counters of one backend, indexed by backend id, added to by all CPUs. They only grow while the id is in use.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackendCounters {
+    /// Times the backend was chosen for a new connection or flow.
+    pub connects: u64,
+    /// Connections established.
+    pub established: u64,
+    /// Connections that failed to establish.
+    pub failed: u64,
+    /// Established connections that have ended; open ones are `established - closed`.
+    pub closed: u64,
+}
+shared_layout!(BackendCounters, size 32, align 8);
+
+/// Counters of one Service, indexed by service id, added to by all CPUs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServiceCounters {
+    /// New connections and flows, translated (balance) or seen (observe).
+    pub connects: u64,
+    /// Refused or unreachable for want of a usable backend.
+    pub rejected: u64,
+    /// Connections established.
+    pub established: u64,
+    /// Established connections that have ended.
+    pub closed: u64,
+    /// Connections that failed, by [`crate::event::outcome`] (index = outcome).
+    pub failed: [u64; 8],
+}
+shared_layout!(ServiceCounters, size 96, align 8);
