@@ -1,0 +1,34 @@
+//! Counting: per-CPU counters by hook and action, and shared counters by Service and backend.
+
+use crate::maps::COUNTERS;
+use lb_common::counter;
+
+/// Adds one to the counter of (hook, action), and returns its new value on this CPU.
+#[inline(always)]
+pub fn count(hook: u32, action: u32) -> u64 {
+    match COUNTERS.get_ptr_mut(counter::index(hook, action)) {
+        // SAFETY: the pointer is this CPU's own slot, not null (checked by the match, which the verifier sees), and
+        // programs are not preempted by themselves on one CPU.
+        Some(slot) => unsafe {
+            let value = (*slot).wrapping_add(1);
+            *slot = value;
+            value
+        },
+        None => 0,
+    }
+}
+
+/// Adds one to a counter that all CPUs share.
+///
+/// # Safety
+///
+/// `counter` points to eight aligned bytes of a map value.
+#[inline(always)]
+pub unsafe fn add(counter: *mut u64) {
+    // `AtomicU64::fetch_add` does not compile for the target: its result would need an instruction that the base
+    // instruction set lacks. With the result unused this becomes `lock *(u64 *) += 1`.
+    // SAFETY: the caller's.
+    unsafe {
+        core::intrinsics::atomic_xadd::<u64, u64, { core::intrinsics::AtomicOrdering::Relaxed }>(counter, 1);
+    }
+}

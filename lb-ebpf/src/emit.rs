@@ -1,0 +1,82 @@
+//! Writing records into the ring buffer, with few wake-ups and every loss counted.
+
+use crate::{
+    count::{add, count},
+    ctx,
+    maps::{BACKEND_STATS, EVENTS, SERVICE_STATS},
+};
+use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
+use lb_common::{
+    abi::TCP,
+    counter::action,
+    event::{ConnRecord, RECORDS_PER_WAKEUP, kind, outcome},
+    socket::{SocketState, phase},
+};
+
+/// Writes a record of type `T`, filled by `fill`.
+#[inline(always)]
+pub fn record<T>(hook: u32, fill: impl FnOnce(*mut T)) {
+    let Some(mut entry) = EVENTS.reserve_bytes(size_of::<T>(), 0) else {
+        count(hook, action::RECORD_LOST);
+        return;
+    };
+    fill(entry.as_mut_ptr().cast::<T>());
+    let written = count(hook, action::RECORDED);
+    let flags = if written % RECORDS_PER_WAKEUP == 0 {
+        BPF_RB_FORCE_WAKEUP
+    } else {
+        BPF_RB_NO_WAKEUP
+    };
+    entry.submit(flags as u64);
+}
+
+/// Ends a connection: counts its outcome, writes its record, and marks the state as recorded.
+#[inline(always)]
+pub fn connection(hook: u32, netns_cookie: u64, state: &mut SocketState, result: u8, errno: u32) {
+    // UDP has no outcome: only connections of TCP are counted as established, closed or failed.
+    if state.proto == TCP {
+        // SAFETY: live elements of their arrays; the index of `failed` is masked into its length.
+        unsafe {
+            let backend = BACKEND_STATS.get_ptr_mut(state.backend_id);
+            let service = SERVICE_STATS.get_ptr_mut(state.service_id);
+            if result == outcome::ESTABLISHED {
+                if let Some(stats) = backend {
+                    add(&raw mut (*stats).closed);
+                }
+                if let Some(stats) = service {
+                    add(&raw mut (*stats).closed);
+                }
+            } else {
+                if let Some(stats) = backend {
+                    add(&raw mut (*stats).failed);
+                }
+                if let Some(stats) = service {
+                    let failed = (&raw mut (*stats).failed).cast::<u64>();
+                    add(failed.add((result & 7) as usize));
+                }
+            }
+        }
+    }
+    let end_ns = ctx::now();
+    record::<ConnRecord>(hook, |record| {
+        // SAFETY: the ring buffer's reservation of the record's size, aligned to eight bytes.
+        unsafe {
+            (*record).kind = kind::CONNECTION;
+            (*record).errno = errno;
+            (*record).start_ns = state.start_ns;
+            (*record).established_ns = state.established_ns;
+            (*record).end_ns = end_ns;
+            (*record).netns_cookie = netns_cookie;
+            (*record).client = state.client;
+            (*record).vip = state.vip;
+            (*record).service_id = state.service_id;
+            (*record).backend_id = state.backend_id;
+            (*record).client_port = state.client_port;
+            (*record).vip_port = state.vip_port;
+            (*record).proto = state.proto;
+            (*record).outcome = result;
+            (*record).pad = 0;
+        }
+    });
+    state.phase = phase::RECORDED;
+}

@@ -1,0 +1,33 @@
+//! Constants that the loader sets. The verifier knows their values, so code behind a feature that is off costs nothing.
+
+use aya_ebpf::Global;
+
+/// Bits of [`lb_common::maps::feature`].
+#[unsafe(no_mangle)]
+static FEATURES: Global<u32> = Global::new(lb_common::maps::feature::STATE);
+
+/// Offset of `sk_err` in `struct sock`, in bytes; 0 where it is not known.
+#[unsafe(no_mangle)]
+static SK_ERR_OFFSET: Global<u32> = Global::new(0);
+
+/// Offset of `sk_dst_cache` in `struct sock`, in bytes; 0 where it is not known.
+#[unsafe(no_mangle)]
+static SK_DST_OFFSET: Global<u32> = Global::new(0);
+
+/// True if the feature's bit is set.
+#[inline(always)]
+pub fn has(feature: u32) -> bool {
+    FEATURES.load() & feature != 0
+}
+
+/// Offset of `sk_err`, 0 if unknown.
+#[inline(always)]
+pub fn sk_err_offset() -> usize {
+    SK_ERR_OFFSET.load() as usize
+}
+
+/// Offset of `sk_dst_cache`, 0 if unknown.
+#[inline(always)]
+pub fn sk_dst_offset() -> usize {
+    SK_DST_OFFSET.load() as usize
+}

@@ -1,0 +1,173 @@
+//! From a dialled address to a backend: the decisions of [`lb_common::select`] on the kernel's maps.
+
+use crate::{
+    ctx, globals,
+    maps::{AFFINITY, BACKENDS, FRONTENDS, LISTS, MEMBERS, OPTED_OUT, SETS, TABLES},
+};
+use aya_ebpf::{
+    helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_current_cgroup_id},
+    programs::SockAddrContext,
+};
+use lb_common::{
+    addr::{Addr, Port},
+    affinity::{Affinity, AffinityKey, Membership},
+    backend::{Backend, state},
+    frontend::{Frontend, FrontendKey},
+    maps::feature,
+    select::{self, Tables},
+    set::{ListEntry, SetWord},
+};
+
+/// Deepest cgroup level at which an opt-out is looked for; pods lie at 3 to 5.
+const MAX_LEVEL: i32 = 8;
+
+/// The kernel's maps as [`select`] reads them.
+struct Maps;
+
+impl Tables for Maps {
+    type Backend = *const Backend;
+
+    #[inline(always)]
+    fn list(&self, index: u32) -> Option<ListEntry> {
+        let entry = LISTS.get_ptr(index)?;
+        // SAFETY: a live array element; read field by field, for `c` changes under us.
+        Some(unsafe {
+            ListEntry {
+                a: (*entry).a,
+                b: (*entry).b,
+                c: core::ptr::read_volatile(&raw const (*entry).c),
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn element(&self, index: u32) -> Option<u64> {
+        // SAFETY: a live array element.
+        TABLES.get_ptr(index).map(|element| unsafe { *element })
+    }
+
+    #[inline(always)]
+    fn backend(&self, id: u32) -> Option<(*const Backend, bool)> {
+        let backend = BACKENDS.get_ptr(id)?;
+        // SAFETY: a live array element.
+        match unsafe { (*backend).state } {
+            state::VACANT => None,
+            state => Some((backend, state == state::ACTIVE)),
+        }
+    }
+}
+
+/// The frontend of a dialled address.
+#[inline(always)]
+pub fn frontend(addr: Addr, port: Port, proto: u8) -> Option<*const Frontend> {
+    let key = FrontendKey::new(addr, port, proto);
+    FRONTENDS.get_ptr(&key)
+}
+
+/// True if the current task's cgroup, or one above it, is opted out.
+#[inline(always)]
+pub fn opted_out() -> bool {
+    if !globals::has(feature::OPT_OUT) {
+        return false;
+    }
+    // SAFETY: the helpers take no pointers.
+    let own = unsafe { bpf_get_current_cgroup_id() };
+    if OPTED_OUT.get_ptr(&own).is_some() {
+        return true;
+    }
+    let mut level = 1;
+    while level < MAX_LEVEL {
+        // SAFETY: as above.
+        let id = unsafe { bpf_get_current_ancestor_cgroup_id(level) };
+        if id == 0 {
+            return false;
+        }
+        if OPTED_OUT.get_ptr(&id).is_some() {
+            return true;
+        }
+        level += 1;
+    }
+    false
+}
+
+/// How one member is told from the others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// The better of two by load: each TCP connection is its own key.
+    Load,
+    /// The socket alone: a UDP socket stays with its backend.
+    Socket,
+}
+
+/// A chosen backend.
+pub struct Chosen {
+    /// Its id.
+    pub id: u32,
+    /// Its entry in the backend array.
+    pub backend: *const Backend,
+    /// Its entry in the list array; `None` where affinity chose.
+    pub entry: Option<u32>,
+}
+
+/// Chooses a backend of the frontend's set; `None` if nothing is usable.
+#[inline(always)]
+pub fn choose(ctx: &SockAddrContext, frontend: &Frontend, cookie: u64, by: By) -> Option<Chosen> {
+    let word = SETS.get_ptr(frontend.set_id)?;
+    // SAFETY: a live array element, aligned; the agent writes it in one store.
+    let word = SetWord(unsafe { core::ptr::read_volatile(word.cast::<u64>()) });
+    if word.count() == 0 {
+        return None;
+    }
+    let header = Maps.list(word.offset())?;
+    if frontend.affinity_seconds == 0 {
+        return fresh(frontend, word, header, cookie, by);
+    }
+
+    let key = AffinityKey::inside(ctx::netns_cookie(ctx), frontend.set_id);
+    let now = ctx::now();
+    if let Some(seen) = AFFINITY.get_ptr_mut(&key) {
+        // SAFETY: an element of the map; it may be evicted and reused while we look, which gives at worst another
+        // member of this or another set, refused by the membership check below.
+        let remembered = unsafe { *seen };
+        let member = Membership {
+            set_id: frontend.set_id,
+            backend_id: remembered.backend_id,
+        };
+        if remembered.holds(now, frontend.affinity_seconds)
+            && MEMBERS.get_ptr(&member).is_some()
+            && let Some((backend, true)) = Maps.backend(remembered.backend_id)
+        {
+            // SAFETY: as above.
+            unsafe { (*seen).last_ns = now };
+            return Some(Chosen {
+                id: remembered.backend_id,
+                backend,
+                entry: None,
+            });
+        }
+    }
+    let chosen = fresh(frontend, word, header, cookie, by)?;
+    let memory = Affinity {
+        backend_id: chosen.id,
+        pad: 0,
+        last_ns: now,
+    };
+    // A full map evicts its oldest client; an insert can fail only for want of memory, and then affinity is lost
+    // for this client until the next connect.
+    let _ = AFFINITY.insert(&key, &memory, 0);
+    Some(chosen)
+}
+
+#[inline(always)]
+fn fresh(frontend: &Frontend, word: SetWord, header: ListEntry, cookie: u64, by: By) -> Option<Chosen> {
+    let hash = select::socket_hash(cookie, frontend.set_id);
+    let pick = match by {
+        By::Load => select::pick_balanced(&Maps, word, header, hash),
+        By::Socket => select::pick(&Maps, word, header, hash),
+    }?;
+    Some(Chosen {
+        id: pick.entry.a,
+        backend: pick.backend,
+        entry: Some(pick.list_index),
+    })
+}

@@ -1,0 +1,68 @@
+//! The maps; what each holds is said beside its name in [`lb_common::maps`].
+
+use aya_ebpf::{
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
+    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
+    macros::btf_map,
+};
+use lb_common::{
+    affinity::{Affinity, AffinityKey, Membership},
+    backend::{Backend, BackendCounters, ServiceCounters},
+    counter,
+    event::ConnRecord,
+    frontend::{Frontend, FrontendKey},
+    maps::*,
+    set::{ListEntry, SetWord},
+    socket::{ChainHead, Reverse, ReverseKey, SocketState},
+};
+
+const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
+const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
+
+#[btf_map]
+pub static FRONTENDS: HashMap<FrontendKey, Frontend, { MAX_FRONTENDS as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map]
+pub static SETS: Array<SetWord, { MAX_SETS as usize }, MMAPABLE> = Array::new();
+
+#[btf_map]
+pub static LISTS: Array<ListEntry, { MAX_LIST_ENTRIES as usize }, MMAPABLE> = Array::new();
+
+#[btf_map]
+pub static TABLES: Array<u64, { MAX_TABLE_ELEMENTS as usize }, MMAPABLE> = Array::new();
+
+#[btf_map]
+pub static BACKENDS: Array<Backend, { MAX_BACKENDS as usize }> = Array::new();
+
+#[btf_map]
+pub static BACKEND_INDEX: HashMap<FrontendKey, u32, { MAX_BACKENDS as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map]
+pub static BACKEND_STATS: Array<BackendCounters, { MAX_BACKENDS as usize }> = Array::new();
+
+#[btf_map]
+pub static SERVICE_STATS: Array<ServiceCounters, { MAX_SERVICES as usize }> = Array::new();
+
+#[btf_map]
+pub static AFFINITY: LruHashMap<AffinityKey, Affinity, { MAX_AFFINITY as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub static MEMBERS: HashMap<Membership, u32, { MAX_MEMBERS as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map]
+pub static SOCKETS: HashMap<u64, SocketState, { MAX_SOCKETS as usize }> = HashMap::new();
+
+#[btf_map]
+pub static UDP_REVERSE: HashMap<ReverseKey, Reverse, { MAX_SOCKETS as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map]
+pub static UDP_SOCKETS: HashMap<u64, ChainHead, { MAX_SOCKETS as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map]
+pub static OPTED_OUT: HashMap<u64, u32, { MAX_OPTED_OUT as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map]
+pub static COUNTERS: PerCpuArray<u64, { counter::COUNTERS as usize }> = PerCpuArray::new();
+
+#[btf_map]
+pub static EVENTS: RingBuf<ConnRecord, { EVENT_BYTES as usize }> = RingBuf::new();

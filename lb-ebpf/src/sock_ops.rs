@@ -1,0 +1,228 @@
+//! `sock_ops`: the life of a TCP connection, between its SYN and its end.
+//!
+//! The program runs some nine times a connection, on both ends; all but three callbacks of client sockets leave at
+//! once. It stores nothing to its context.
+
+use crate::{
+    count::{add, count},
+    ctx, emit, globals, lookup,
+    maps::{BACKEND_STATS, SERVICE_STATS, SOCKETS},
+};
+use aya_ebpf::{
+    bindings::{
+        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
+        BPF_SOCK_OPS_TCP_CONNECT_CB, bpf_sock_ops,
+    },
+    helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_skc_to_tcp_sock, bpf_sock_ops_cb_flags_set},
+    programs::SockOpsContext,
+};
+use lb_common::{
+    abi::TCP,
+    addr::{Addr, Port},
+    counter::{action, hook},
+    event::outcome,
+    maps::feature,
+    socket::{SocketState, phase},
+};
+
+const AF_INET: u32 = 2;
+const TCP_CLOSE: u32 = 7;
+const ECONNREFUSED: u32 = 111;
+const ETIMEDOUT: u32 = 110;
+const ENETUNREACH: u32 = 101;
+const EHOSTUNREACH: u32 = 113;
+
+macro_rules! read {
+    ($ops:expr, $($field:tt)+) => {
+        // SAFETY: the hook's context is valid while the program runs.
+        unsafe { core::ptr::read_volatile(&raw const (*$ops).$($field)+) }
+    };
+}
+
+#[inline(always)]
+pub fn follow(ctx: &SockOpsContext) -> u32 {
+    let ops = ctx.ops;
+    match read!(ops, op) {
+        BPF_SOCK_OPS_TCP_CONNECT_CB => dialling(ops),
+        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => established(ops),
+        BPF_SOCK_OPS_STATE_CB => {
+            // SAFETY: the arguments of a state callback are the old and the new state.
+            let new_state = unsafe { core::ptr::read_volatile(&raw const (*ops).__bindgen_anon_1.args[1]) };
+            if new_state == TCP_CLOSE {
+                closed(ops);
+            }
+        }
+        _ => {}
+    }
+    0
+}
+
+/// The state of the callback's socket.
+#[inline(always)]
+fn state(ops: *mut bpf_sock_ops) -> Option<&'static mut SocketState> {
+    // SAFETY: the helper takes the program's context.
+    let cookie = unsafe { bpf_get_socket_cookie(ops.cast()) };
+    // SAFETY: an element of the map that only this socket's own calls change.
+    SOCKETS.get_ptr_mut(&cookie).map(|state| unsafe { &mut *state })
+}
+
+/// The SYN is about to leave: the socket has its source address and port now.
+#[inline(always)]
+fn dialling(ops: *mut bpf_sock_ops) {
+    if globals::has(feature::OBSERVE) && !discover(ops) {
+        count(hook::SOCK_OPS, action::MISS);
+        return;
+    }
+    let Some(state) = state(ops) else { return };
+    if state.phase != phase::DIALLED {
+        return;
+    }
+    state.client = local(ops);
+    state.client_port = Port::new(read!(ops, local_port) as u16);
+    state.phase = phase::SYN_SENT;
+    // Other programs' flags stay.
+    let flags = read!(ops, bpf_sock_ops_cb_flags) | BPF_SOCK_OPS_STATE_CB_FLAG;
+    // SAFETY: the helper takes the program's context.
+    unsafe { bpf_sock_ops_cb_flags_set(ops, flags as i32) };
+}
+
+/// Observe mode: no connect hook ran, so the frontend is found by the address that the SYN goes to.
+#[inline(always)]
+fn discover(ops: *mut bpf_sock_ops) -> bool {
+    let vip = remote(ops);
+    // The port stands in the upper half of the field's network-order word.
+    let vip_port = Port(remote_port(ops));
+    let Some(frontend) = lookup::frontend(vip, vip_port, TCP) else {
+        return false;
+    };
+    // SAFETY: an element of the map; removed elements stay readable until the program ends.
+    let service_id = unsafe { (*frontend).service_id };
+    let state = SocketState {
+        vip,
+        client: Addr::ZERO,
+        start_ns: ctx::now(),
+        established_ns: 0,
+        service_id,
+        backend_id: 0,
+        vip_port,
+        client_port: Port(0),
+        proto: TCP,
+        phase: phase::DIALLED,
+        pad: 0,
+    };
+    // SAFETY: the helper takes the program's context.
+    let cookie = unsafe { bpf_get_socket_cookie(ops.cast()) };
+    if SOCKETS.insert(&cookie, &state, 0).is_err() {
+        count(hook::SOCK_OPS, action::STATE_FULL);
+        return false;
+    }
+    if let Some(stats) = SERVICE_STATS.get_ptr_mut(service_id) {
+        // SAFETY: a live array element.
+        unsafe { add(&raw mut (*stats).connects) };
+    }
+    true
+}
+
+#[inline(always)]
+fn established(ops: *mut bpf_sock_ops) {
+    let Some(state) = state(ops) else { return };
+    if state.phase != phase::SYN_SENT {
+        return;
+    }
+    state.established_ns = ctx::now();
+    state.phase = phase::OPEN;
+    // SAFETY: live elements of their arrays.
+    unsafe {
+        if let Some(stats) = BACKEND_STATS.get_ptr_mut(state.backend_id) {
+            add(&raw mut (*stats).established);
+        }
+        if let Some(stats) = SERVICE_STATS.get_ptr_mut(state.service_id) {
+            add(&raw mut (*stats).established);
+        }
+    }
+}
+
+/// The kernel is done with the connection: a failed attempt, a reset, or a close by the peer and then by us.
+#[inline(always)]
+fn closed(ops: *mut bpf_sock_ops) {
+    let Some(state) = state(ops) else { return };
+    let (result, errno) = match state.phase {
+        phase::OPEN => (outcome::ESTABLISHED, 0),
+        phase::SYN_SENT => {
+            let errno = socket_error(ops);
+            let result = match errno {
+                ECONNREFUSED => outcome::REFUSED,
+                ETIMEDOUT => outcome::TIMED_OUT,
+                EHOSTUNREACH | ENETUNREACH => outcome::UNREACHABLE,
+                0 => outcome::ABANDONED,
+                _ => outcome::OTHER,
+            };
+            (result, errno)
+        }
+        _ => return,
+    };
+    // SAFETY: the helper takes the program's context.
+    let netns_cookie = unsafe { bpf_get_netns_cookie(ops.cast()) };
+    emit::connection(hook::SOCK_OPS, netns_cookie, state, result, errno);
+}
+
+/// The socket's pending error: sock_ops has no field for it, so it is read from `struct sock` at the offset that the
+/// loader found in the running kernel's BTF.
+#[inline(always)]
+fn socket_error(ops: *mut bpf_sock_ops) -> u32 {
+    let offset = globals::sk_err_offset();
+    if offset == 0 {
+        return 0;
+    }
+    // SAFETY: the union's members are the same eight bytes.
+    let sk = unsafe { (*ops).__bindgen_anon_2.sk };
+    if sk.is_null() {
+        return 0;
+    }
+    // SAFETY: the helper takes a socket of the context, checked for null.
+    let tcp = unsafe { bpf_skc_to_tcp_sock(sk.cast()) };
+    if tcp.is_null() {
+        return 0;
+    }
+    // SAFETY: `struct tcp_sock` begins with `struct sock`; the verifier checks the offset against the kernel's types,
+    // and a fault reads as zero.
+    unsafe { core::ptr::read_volatile(tcp.cast::<u8>().add(offset).cast::<u32>()) }
+}
+
+#[inline(always)]
+fn local(ops: *mut bpf_sock_ops) -> Addr {
+    if read!(ops, family) == AF_INET {
+        return Addr::from_v4(read!(ops, local_ip4));
+    }
+    Addr {
+        words: [
+            read!(ops, local_ip6[0]),
+            read!(ops, local_ip6[1]),
+            read!(ops, local_ip6[2]),
+            read!(ops, local_ip6[3]),
+        ],
+    }
+}
+
+#[inline(always)]
+fn remote(ops: *mut bpf_sock_ops) -> Addr {
+    if read!(ops, family) == AF_INET {
+        return Addr::from_v4(read!(ops, remote_ip4));
+    }
+    Addr {
+        words: [
+            read!(ops, remote_ip6[0]),
+            read!(ops, remote_ip6[1]),
+            read!(ops, remote_ip6[2]),
+            read!(ops, remote_ip6[3]),
+        ],
+    }
+}
+
+/// The remote port, network order. The kernel gives it in network order in a word, that is in the word's upper half
+/// on little-endian machines.
+#[inline(always)]
+fn remote_port(ops: *mut bpf_sock_ops) -> u16 {
+    let word = read!(ops, remote_port);
+    (u32::from_be(word) as u16).to_be()
+}
