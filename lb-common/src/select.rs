@@ -45,13 +45,22 @@ pub const fn socket_hash(cookie: u64, set_id: u32) -> u64 {
 /// order, while it meets backends that may not get new flows. Where all of the walk is ejected the first stands: a fault that ejects everybody is
 /// the node's own, and then any backend is better than none.
 #[inline(always)]
-pub fn pick<T: Tables>(tables: &T, word: SetWord, header: ListEntry, hash: u64) -> Option<Pick<T::Backend>> {
+pub fn pick<T: Tables>(
+    tables: &T,
+    word: SetWord,
+    header: ListEntry,
+    hash: u64,
+) -> Option<Pick<T::Backend>> {
     let start = hash::scale((hash >> 32) as u32, header.b);
     let mut first = None;
     let mut step = 0;
     while step < WALK {
         let slot = start.wrapping_add(step);
-        let slot = if slot >= header.b { slot.wrapping_sub(header.b) } else { slot };
+        let slot = if slot >= header.b {
+            slot.wrapping_sub(header.b)
+        } else {
+            slot
+        };
         if let Some((pick, usable)) = look(tables, word, header, slot) {
             if usable {
                 return Some(pick);
@@ -101,7 +110,11 @@ pub fn pick_balanced<T: Tables>(
     let Some(two) = pick(tables, word, header, hash::mix(hash)) else {
         return Some(one);
     };
-    Some(if lighter(two.entry, one.entry) { two } else { one })
+    Some(if lighter(two.entry, one.entry) {
+        two
+    } else {
+        one
+    })
 }
 
 /// True if `a` has started fewer connections than `b`, each relative to its weight.

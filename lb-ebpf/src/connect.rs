@@ -89,8 +89,11 @@ pub fn connect(ctx: &SockAddrContext, family: Family, hook: u32) -> i32 {
             pad: 0,
         };
         if !keep(ctx, hook, cookie, &state) {
-            // A TCP connection works without its state, only `getpeername` shows the backend.
+            // A connection works without its state, only `getpeername` shows the backend.
             count(hook, action::STATE_FULL);
+        } else if proto == UDP {
+            // Nothing answers a UDP connect: it is open at once.
+            emit::established(&state);
         }
     }
     started(frontend.service_id, &chosen);
@@ -105,9 +108,8 @@ pub fn connect(ctx: &SockAddrContext, family: Family, hook: u32) -> i32 {
 pub fn started(service_id: u32, chosen: &Chosen) {
     // SAFETY: each pointer is a live array element of its map.
     unsafe {
-        if let Some(entry) = chosen.entry
-            && let Some(entry) = LISTS.get_ptr_mut(entry)
-        {
+        // `NO_ENTRY` is beyond the array, and then there is nothing to count on.
+        if let Some(entry) = LISTS.get_ptr_mut(chosen.entry) {
             add(&raw mut (*entry).c);
         }
         if let Some(stats) = BACKEND_STATS.get_ptr_mut(chosen.id) {
@@ -160,14 +162,14 @@ fn end_earlier(ctx: &SockAddrContext, hook: u32, cookie: u64) {
     if let Some(earlier) = SOCKETS.get_ptr_mut(&cookie) {
         // SAFETY: an element of the map that only this socket's own calls change.
         let earlier = unsafe { &mut *earlier };
-        if earlier.proto == TCP && earlier.phase == phase::DIALLED {
-            let outcome = if ctx::has_destination(ctx) {
-                outcome::NO_LOCAL_PORT
-            } else {
-                outcome::UNREACHABLE
-            };
-            emit::connection(hook, ctx::netns_cookie(ctx), earlier, outcome, 0);
-        }
+        let result = match earlier.phase {
+            phase::DIALLED if ctx::has_destination(ctx) => outcome::NO_LOCAL_PORT,
+            phase::DIALLED => outcome::UNREACHABLE,
+            phase::SYN_SENT => outcome::ABANDONED,
+            phase::OPEN => outcome::ESTABLISHED,
+            _ => return,
+        };
+        emit::connection(hook, ctx::netns_cookie(ctx), earlier, result, 0);
     }
 }
 

@@ -7,7 +7,6 @@ use crate::{
 };
 use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 use lb_common::{
-    abi::TCP,
     counter::action,
     event::{ConnRecord, RECORDS_PER_WAKEUP, kind, outcome},
     socket::{SocketState, phase},
@@ -30,30 +29,41 @@ pub fn record<T>(hook: u32, fill: impl FnOnce(*mut T)) {
     entry.submit(flags as u64);
 }
 
+/// Counts a connection as established.
+#[inline(always)]
+pub fn established(state: &SocketState) {
+    // SAFETY: live elements of their arrays.
+    unsafe {
+        if let Some(stats) = BACKEND_STATS.get_ptr_mut(state.backend_id) {
+            add(&raw mut (*stats).established);
+        }
+        if let Some(stats) = SERVICE_STATS.get_ptr_mut(state.service_id) {
+            add(&raw mut (*stats).established);
+        }
+    }
+}
+
 /// Ends a connection: counts its outcome, writes its record, and marks the state as recorded.
 #[inline(always)]
 pub fn connection(hook: u32, netns_cookie: u64, state: &mut SocketState, result: u8, errno: u32) {
-    // UDP has no outcome: only connections of TCP are counted as established, closed or failed.
-    if state.proto == TCP {
-        // SAFETY: live elements of their arrays; the index of `failed` is masked into its length.
-        unsafe {
-            let backend = BACKEND_STATS.get_ptr_mut(state.backend_id);
-            let service = SERVICE_STATS.get_ptr_mut(state.service_id);
-            if result == outcome::ESTABLISHED {
-                if let Some(stats) = backend {
-                    add(&raw mut (*stats).closed);
-                }
-                if let Some(stats) = service {
-                    add(&raw mut (*stats).closed);
-                }
-            } else {
-                if let Some(stats) = backend {
-                    add(&raw mut (*stats).failed);
-                }
-                if let Some(stats) = service {
-                    let failed = (&raw mut (*stats).failed).cast::<u64>();
-                    add(failed.add((result & 7) as usize));
-                }
+    // SAFETY: live elements of their arrays; the index of `failed` is masked into its length.
+    unsafe {
+        let backend = BACKEND_STATS.get_ptr_mut(state.backend_id);
+        let service = SERVICE_STATS.get_ptr_mut(state.service_id);
+        if result == outcome::ESTABLISHED {
+            if let Some(stats) = backend {
+                add(&raw mut (*stats).closed);
+            }
+            if let Some(stats) = service {
+                add(&raw mut (*stats).closed);
+            }
+        } else {
+            if let Some(stats) = backend {
+                add(&raw mut (*stats).failed);
+            }
+            if let Some(stats) = service {
+                let failed = (&raw mut (*stats).failed).cast::<u64>();
+                add(failed.add((result & 7) as usize));
             }
         }
     }

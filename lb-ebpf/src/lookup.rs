@@ -99,14 +99,18 @@ pub enum By {
     Socket,
 }
 
+/// No entry of the list array.
+pub const NO_ENTRY: u32 = u32::MAX;
+
 /// A chosen backend.
 pub struct Chosen {
     /// Its id.
     pub id: u32,
     /// Its entry in the backend array.
     pub backend: *const Backend,
-    /// Its entry in the list array; `None` where affinity chose.
-    pub entry: Option<u32>,
+    /// Its entry in the list array; [`NO_ENTRY`] where affinity chose. (An `Option` here leaves its payload
+    /// uninitialised on one path, which the verifier refuses.)
+    pub entry: u32,
 }
 
 /// Chooses a backend of the frontend's set; `None` if nothing is usable.
@@ -119,43 +123,55 @@ pub fn choose(ctx: &SockAddrContext, frontend: &Frontend, cookie: u64, by: By) -
         return None;
     }
     let header = Maps.list(word.offset())?;
-    if frontend.affinity_seconds == 0 {
-        return fresh(frontend, word, header, cookie, by);
-    }
-
-    let key = AffinityKey::inside(ctx::netns_cookie(ctx), frontend.set_id);
-    let now = ctx::now();
-    if let Some(seen) = AFFINITY.get_ptr_mut(&key) {
-        // SAFETY: an element of the map; it may be evicted and reused while we look, which gives at worst another
-        // member of this or another set, refused by the membership check below.
-        let remembered = unsafe { *seen };
-        let member = Membership {
-            set_id: frontend.set_id,
-            backend_id: remembered.backend_id,
-        };
-        if remembered.holds(now, frontend.affinity_seconds)
-            && MEMBERS.get_ptr(&member).is_some()
-            && let Some((backend, true)) = Maps.backend(remembered.backend_id)
-        {
-            // SAFETY: as above.
-            unsafe { (*seen).last_ns = now };
-            return Some(Chosen {
-                id: remembered.backend_id,
-                backend,
-                entry: None,
-            });
-        }
+    let sticky = frontend.affinity_seconds != 0;
+    let key = if sticky {
+        AffinityKey::inside(ctx::netns_cookie(ctx), frontend.set_id)
+    } else {
+        AffinityKey::inside(0, 0)
+    };
+    if sticky && let Some(chosen) = remembered(&key, frontend) {
+        return Some(chosen);
     }
     let chosen = fresh(frontend, word, header, cookie, by)?;
-    let memory = Affinity {
-        backend_id: chosen.id,
-        pad: 0,
-        last_ns: now,
-    };
-    // A full map evicts its oldest client; an insert can fail only for want of memory, and then affinity is lost
-    // for this client until the next connect.
-    let _ = AFFINITY.insert(&key, &memory, 0);
+    if sticky {
+        let memory = Affinity {
+            backend_id: chosen.id,
+            pad: 0,
+            last_ns: ctx::now(),
+        };
+        // A full map evicts its oldest client; an insert can fail only for want of memory, and then affinity is lost
+        // for this client until the next connect.
+        let _ = AFFINITY.insert(&key, &memory, 0);
+    }
     Some(chosen)
+}
+
+/// The backend that the client met last, if its memory holds and the backend is still a usable member of the set.
+#[inline(always)]
+fn remembered(key: &AffinityKey, frontend: &Frontend) -> Option<Chosen> {
+    let seen = AFFINITY.get_ptr_mut(key)?;
+    // SAFETY: an element of the map; it may be evicted and reused while we look, which gives at worst another member
+    // of this or another set, refused by the membership check below.
+    let memory = unsafe { *seen };
+    let now = ctx::now();
+    let member = Membership {
+        set_id: frontend.set_id,
+        backend_id: memory.backend_id,
+    };
+    if !memory.holds(now, frontend.affinity_seconds) || MEMBERS.get_ptr(&member).is_none() {
+        return None;
+    }
+    let (backend, usable) = Maps.backend(memory.backend_id)?;
+    if !usable {
+        return None;
+    }
+    // SAFETY: as above.
+    unsafe { (*seen).last_ns = now };
+    Some(Chosen {
+        id: memory.backend_id,
+        backend,
+        entry: NO_ENTRY,
+    })
 }
 
 #[inline(always)]
@@ -168,6 +184,6 @@ fn fresh(frontend: &Frontend, word: SetWord, header: ListEntry, cookie: u64, by:
     Some(Chosen {
         id: pick.entry.a,
         backend: pick.backend,
-        entry: Some(pick.list_index),
+        entry: pick.list_index,
     })
 }

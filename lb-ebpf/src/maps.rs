@@ -32,16 +32,16 @@ pub static LISTS: Array<ListEntry, { MAX_LIST_ENTRIES as usize }, MMAPABLE> = Ar
 pub static TABLES: Array<u64, { MAX_TABLE_ELEMENTS as usize }, MMAPABLE> = Array::new();
 
 #[btf_map]
-pub static BACKENDS: Array<Backend, { MAX_BACKENDS as usize }> = Array::new();
+pub static BACKENDS: Array<Backend, { MAX_BACKENDS as usize }, MMAPABLE> = Array::new();
 
 #[btf_map]
 pub static BACKEND_INDEX: HashMap<FrontendKey, u32, { MAX_BACKENDS as usize }, ON_DEMAND> = HashMap::new();
 
 #[btf_map]
-pub static BACKEND_STATS: Array<BackendCounters, { MAX_BACKENDS as usize }> = Array::new();
+pub static BACKEND_STATS: Array<BackendCounters, { MAX_BACKENDS as usize }, MMAPABLE> = Array::new();
 
 #[btf_map]
-pub static SERVICE_STATS: Array<ServiceCounters, { MAX_SERVICES as usize }> = Array::new();
+pub static SERVICE_STATS: Array<ServiceCounters, { MAX_SERVICES as usize }, MMAPABLE> = Array::new();
 
 #[btf_map]
 pub static AFFINITY: LruHashMap<AffinityKey, Affinity, { MAX_AFFINITY as usize }> = LruHashMap::new();

@@ -6,7 +6,7 @@
 use crate::{
     count::{add, count},
     ctx, emit, globals, lookup,
-    maps::{BACKEND_STATS, SERVICE_STATS, SOCKETS},
+    maps::{SERVICE_STATS, SOCKETS},
 };
 use aya_ebpf::{
     bindings::{
@@ -90,7 +90,6 @@ fn dialling(ops: *mut bpf_sock_ops) {
 #[inline(always)]
 fn discover(ops: *mut bpf_sock_ops) -> bool {
     let vip = remote(ops);
-    // The port stands in the upper half of the field's network-order word.
     let vip_port = Port(remote_port(ops));
     let Some(frontend) = lookup::frontend(vip, vip_port, TCP) else {
         return false;
@@ -131,15 +130,7 @@ fn established(ops: *mut bpf_sock_ops) {
     }
     state.established_ns = ctx::now();
     state.phase = phase::OPEN;
-    // SAFETY: live elements of their arrays.
-    unsafe {
-        if let Some(stats) = BACKEND_STATS.get_ptr_mut(state.backend_id) {
-            add(&raw mut (*stats).established);
-        }
-        if let Some(stats) = SERVICE_STATS.get_ptr_mut(state.service_id) {
-            add(&raw mut (*stats).established);
-        }
-    }
+    emit::established(state);
 }
 
 /// The kernel is done with the connection: a failed attempt, a reset, or a close by the peer and then by us.
@@ -189,34 +180,33 @@ fn socket_error(ops: *mut bpf_sock_ops) -> u32 {
     unsafe { core::ptr::read_volatile(tcp.cast::<u8>().add(offset).cast::<u32>()) }
 }
 
-#[inline(always)]
-fn local(ops: *mut bpf_sock_ops) -> Addr {
-    if read!(ops, family) == AF_INET {
-        return Addr::from_v4(read!(ops, local_ip4));
-    }
-    Addr {
-        words: [
-            read!(ops, local_ip6[0]),
-            read!(ops, local_ip6[1]),
-            read!(ops, local_ip6[2]),
-            read!(ops, local_ip6[3]),
-        ],
-    }
+/// Both forms are read, then one is chosen: a choice between two reads becomes one read through a chosen pointer, and
+/// the verifier refuses a pointer computed from a context ("dereference of modified ctx ptr").
+macro_rules! end {
+    ($ops:expr, $ip4:ident, $ip6:ident) => {{
+        let v4 = read!($ops, $ip4);
+        let v6 = Addr {
+            words: [
+                read!($ops, $ip6[0]),
+                read!($ops, $ip6[1]),
+                read!($ops, $ip6[2]),
+                read!($ops, $ip6[3]),
+            ],
+        };
+        if read!($ops, family) == AF_INET { Addr::from_v4(v4) } else { v6 }
+    }};
 }
 
+/// The socket's own address.
+#[inline(always)]
+fn local(ops: *mut bpf_sock_ops) -> Addr {
+    end!(ops, local_ip4, local_ip6)
+}
+
+/// The peer's address.
 #[inline(always)]
 fn remote(ops: *mut bpf_sock_ops) -> Addr {
-    if read!(ops, family) == AF_INET {
-        return Addr::from_v4(read!(ops, remote_ip4));
-    }
-    Addr {
-        words: [
-            read!(ops, remote_ip6[0]),
-            read!(ops, remote_ip6[1]),
-            read!(ops, remote_ip6[2]),
-            read!(ops, remote_ip6[3]),
-        ],
-    }
+    end!(ops, remote_ip4, remote_ip6)
 }
 
 /// The remote port, network order. The kernel gives it in network order in a word, that is in the word's upper half

@@ -4,4 +4,7 @@
 //! (difference) → `datapath` (IO) → the kernel; back come `observe` (IO) → `analysis` → `metrics`, `http`, `cli`.
 //! `reconcile` alone joins the halves.
 
+pub mod compile;
+pub mod datapath;
 pub mod model;
+pub mod plan;

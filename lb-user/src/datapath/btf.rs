@@ -1,0 +1,183 @@
+//! Just enough of BTF to find where a member lies in a struct.
+//!
+//! aya parses BTF but keeps its types private; the format is small and fixed
+//! (<https://docs.kernel.org/bpf/btf.html>), so it is read here. Serves the running kernel (offsets of `struct sock`) and
+//! the test that compares the built object with [`lb_common`].
+
+use std::collections::HashMap;
+
+use thiserror::Error;
+
+/// Why BTF could not be read.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum BtfError {
+    /// The magic number is wrong: not BTF, or of the other byte order.
+    #[error("this is not BTF of this machine's byte order")]
+    NotBtf,
+    /// The data ends inside a record.
+    #[error("BTF ends inside the record at byte {0}")]
+    Truncated(usize),
+}
+
+/// One member of a struct.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its name.
+    pub name: String,
+    /// Its offset from the struct's beginning, in bytes.
+    pub offset: u32,
+    /// The id of its type.
+    pub type_id: u32,
+}
+
+/// One struct.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Struct {
+    /// Its size in bytes.
+    pub size: u32,
+    /// Its members, in order.
+    pub members: Vec<Member>,
+}
+
+const MAGIC: u16 = 0xeb9f;
+const KIND_STRUCT: u32 = 4;
+
+/// Reads all structs with one of the given names; an anonymous or repeated one keeps its first definition.
+///
+/// # Errors
+/// When the data is not BTF, or is cut off.
+pub fn structs(
+    data: &[u8],
+    wanted: impl Fn(&str) -> bool,
+) -> Result<HashMap<String, Struct>, BtfError> {
+    let reader = Reader { data };
+    if reader.u16(0)? != MAGIC {
+        return Err(BtfError::NotBtf);
+    }
+    let header = reader.u32(4)? as usize;
+    let types = header + reader.u32(8)? as usize;
+    let types_end = types + reader.u32(12)? as usize;
+    let strings = header + reader.u32(16)? as usize;
+
+    let mut found = HashMap::new();
+    let mut at = types;
+    while at < types_end {
+        let (name, info, size) = (reader.u32(at)?, reader.u32(at + 4)?, reader.u32(at + 8)?);
+        let (kind, count) = ((info >> 24) & 0x1f, (info & 0xffff) as usize);
+        // With the kind flag set, a member's offset word holds the bit-field size in its top byte.
+        let flagged = info >> 31 == 1;
+        at += 12;
+        if kind == KIND_STRUCT && name != 0 {
+            let name = reader.string(strings + name as usize)?;
+            if wanted(name) && !found.contains_key(name) {
+                let mut members = Vec::with_capacity(count);
+                for i in 0..count {
+                    let member = at + 12 * i;
+                    let bits = reader.u32(member + 8)?;
+                    let bits = if flagged { bits & 0x00ff_ffff } else { bits };
+                    members.push(Member {
+                        name: reader
+                            .string(strings + reader.u32(member)? as usize)?
+                            .to_owned(),
+                        offset: bits / 8,
+                        type_id: reader.u32(member + 4)?,
+                    });
+                }
+                found.insert(name.to_owned(), Struct { size, members });
+            }
+        }
+        at += extra(kind, count);
+    }
+    Ok(found)
+}
+
+/// Bytes that follow a type's three words.
+fn extra(kind: u32, count: usize) -> usize {
+    match kind {
+        // INT, VAR, DECL_TAG
+        1 | 14 | 17 => 4,
+        // ARRAY
+        3 => 12,
+        // STRUCT, UNION, DATASEC, ENUM64
+        4 | 5 | 15 | 19 => 12 * count,
+        // ENUM, FUNC_PROTO
+        6 | 13 => 8 * count,
+        _ => 0,
+    }
+}
+
+struct Reader<'a> {
+    data: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn u16(&self, at: usize) -> Result<u16, BtfError> {
+        let bytes = self.data.get(at..at + 2).ok_or(BtfError::Truncated(at))?;
+        Ok(u16::from_ne_bytes([bytes[0], bytes[1]]))
+    }
+
+    fn u32(&self, at: usize) -> Result<u32, BtfError> {
+        let bytes = self.data.get(at..at + 4).ok_or(BtfError::Truncated(at))?;
+        Ok(u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    }
+
+    fn string(&self, at: usize) -> Result<&'a str, BtfError> {
+        let rest = self.data.get(at..).ok_or(BtfError::Truncated(at))?;
+        let end = rest
+            .iter()
+            .position(|b| *b == 0)
+            .ok_or(BtfError::Truncated(at))?;
+        std::str::from_utf8(&rest[..end]).map_err(|_| BtfError::Truncated(at))
+    }
+}
+
+/// Offsets in the running kernel's `struct sock`, in bytes; 0 where the kernel does not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SockOffsets {
+    /// `sk_err`.
+    pub error: u32,
+    /// `sk_dst_cache`.
+    pub route: u32,
+}
+
+/// Reads the offsets from the running kernel's BTF; without it outcomes are told less finely.
+pub fn sock_offsets() -> SockOffsets {
+    let Ok(data) = std::fs::read("/sys/kernel/btf/vmlinux") else {
+        return SockOffsets::default();
+    };
+    let Ok(found) = structs(&data, |name| name == "sock") else {
+        return SockOffsets::default();
+    };
+    let offset = |member: &str| {
+        found
+            .get("sock")
+            .and_then(|s| s.members.iter().find(|m| m.name == member))
+            .map_or(0, |m| m.offset)
+    };
+    SockOffsets {
+        error: offset("sk_err"),
+        route: offset("sk_dst_cache"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn garbage_is_an_error_not_a_panic() {
+        assert_eq!(structs(b"", |_| true), Err(BtfError::Truncated(0)));
+        assert_eq!(
+            structs(b"hello world, this is no BTF", |_| true),
+            Err(BtfError::NotBtf)
+        );
+        let mut cut = vec![
+            0x9f, 0xeb, 1, 0, 24, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0, 0, 12, 0, 0, 0, 1, 0, 0, 0,
+        ];
+        cut.extend([1, 0, 0, 0]);
+        assert!(matches!(
+            structs(&cut, |_| true),
+            Err(BtfError::Truncated(_))
+        ));
+    }
+}

@@ -1,0 +1,713 @@
+//! The maps of a loaded object: carrying out plans, and reading everything back.
+
+use std::collections::HashMap as StdMap;
+
+use aya::{
+    Ebpf,
+    maps::{HashMap, Map, MapData, MapError, PerCpuArray, RingBuf},
+};
+use lb_common::{
+    affinity::{Affinity, AffinityKey, Membership},
+    backend::{Backend, BackendCounters, ServiceCounters, state},
+    counter,
+    frontend::{Frontend, FrontendKey},
+    maps as names,
+    set::{ListEntry, SLOTS_PER_ELEMENT, SetWord, elements_for, slot_of},
+    socket::{ChainHead, Reverse, ReverseKey, SocketState},
+};
+use thiserror::Error;
+
+use super::{
+    load::LoadError,
+    window::{Array, Window, WindowError},
+};
+use crate::{
+    compile::{Capacity, Contents, List, TableWrite, table_hash},
+    plan::{ListWrite, Plan},
+};
+
+/// Why a map could not be read or written.
+#[derive(Debug, Error)]
+pub enum MapsError {
+    /// A hash map.
+    #[error("{operation} map {map}: {source}")]
+    Map {
+        /// `update`, `read`, `delete from`.
+        operation: &'static str,
+        /// The map.
+        map: &'static str,
+        /// The cause.
+        source: MapError,
+    },
+    /// An array that is mapped.
+    #[error("map {map}: {source}")]
+    Window {
+        /// The map.
+        map: &'static str,
+        /// The cause.
+        source: WindowError,
+    },
+}
+
+impl MapsError {
+    /// True if the map has no room: the state before stands, and nothing but this entry is lost.
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::Map {
+                source: MapError::SyscallError(error),
+                ..
+            } => error.io_error.raw_os_error() == Some(libc::E2BIG),
+            _ => false,
+        }
+    }
+}
+
+/// The maps of the datapath.
+pub struct Kernel {
+    /// Largest number of entries of each hash map.
+    limits: StdMap<&'static str, u32>,
+    frontends: HashMap<MapData, FrontendKey, Frontend>,
+    sets: Array<u64>,
+    lists: Array<ListEntry>,
+    tables: Array<u64>,
+    backends: Array<Backend>,
+    backend_stats: Array<BackendCounters>,
+    service_stats: Array<ServiceCounters>,
+    affinity: HashMap<MapData, AffinityKey, Affinity>,
+    memberships: HashMap<MapData, Membership, u32>,
+    sockets: HashMap<MapData, u64, SocketState>,
+    udp_reverse: HashMap<MapData, ReverseKey, Reverse>,
+    udp_sockets: HashMap<MapData, u64, ChainHead>,
+    opted_out: HashMap<MapData, u64, u32>,
+    counters: PerCpuArray<MapData, u64>,
+    index: Option<Index>,
+}
+
+/// The packet observer's index of backends, kept while interfaces are observed.
+#[derive(Debug)]
+struct Index {
+    map: HashMap<MapData, FrontendKey, u32>,
+    users: StdMap<FrontendKey, u32>,
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kernel")
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Kernel {
+    /// Takes the maps out of a loaded object; the ring buffer comes apart, for another reader.
+    ///
+    /// # Errors
+    /// When a map is missing, or a pinned one has another layout.
+    pub fn take(
+        object: &mut Ebpf,
+        index_backends: bool,
+    ) -> Result<(Self, RingBuf<MapData>), LoadError> {
+        let events =
+            RingBuf::try_from(take(object, names::EVENTS)?).map_err(map_error(names::EVENTS))?;
+        let mut limits = StdMap::new();
+        let index = hash(object, names::BACKEND_INDEX, &mut limits)?;
+        let kernel = Self {
+            frontends: hash(object, names::FRONTENDS, &mut limits)?,
+            sets: array(object, names::SETS)?,
+            lists: array(object, names::LISTS)?,
+            tables: array(object, names::TABLES)?,
+            backends: array(object, names::BACKENDS)?,
+            backend_stats: array(object, names::BACKEND_STATS)?,
+            service_stats: array(object, names::SERVICE_STATS)?,
+            affinity: hash(object, names::AFFINITY, &mut limits)?,
+            memberships: hash(object, names::MEMBERS, &mut limits)?,
+            sockets: hash(object, names::SOCKETS, &mut limits)?,
+            udp_reverse: hash(object, names::UDP_REVERSE, &mut limits)?,
+            udp_sockets: hash(object, names::UDP_SOCKETS, &mut limits)?,
+            opted_out: hash(object, names::OPTED_OUT, &mut limits)?,
+            counters: PerCpuArray::try_from(take(object, names::COUNTERS)?)
+                .map_err(map_error(names::COUNTERS))?,
+            index: index_backends.then(|| Index {
+                map: index,
+                users: StdMap::new(),
+            }),
+            limits,
+        };
+        Ok((kernel, events))
+    }
+
+    /// The capacities of the maps as they are in the kernel, which for pinned maps are those of their first agent.
+    pub fn capacity(&self) -> Capacity {
+        Capacity {
+            frontends: self.limit(names::FRONTENDS),
+            services: self.service_stats.len(),
+            sets: self.sets.len(),
+            backends: self.backends.len(),
+            lists: self.lists.len().min(1 << lb_common::set::OFFSET_BITS),
+            tables: self.tables.len(),
+        }
+    }
+
+    /// Carries out a plan, in its order. What was written before an error stays written; a later plan repairs it.
+    ///
+    /// # Errors
+    /// When a map has no room, or the kernel refuses.
+    pub fn apply(&mut self, plan: &Plan) -> Result<(), MapsError> {
+        self.zero_counters(plan)?;
+        self.put_backends(plan)?;
+        self.write_tables(&plan.tables)?;
+        self.write_lists(&plan.lists)?;
+        for membership in &plan.put_memberships {
+            put(names::MEMBERS, &mut self.memberships, membership, &1)?;
+        }
+        self.flip(plan.flip_sets.iter().map(|(id, word)| (*id, *word)))?;
+        for (key, value) in &plan.put_frontends {
+            put(names::FRONTENDS, &mut self.frontends, key, value)?;
+        }
+        for key in &plan.drop_frontends {
+            remove(names::FRONTENDS, &mut self.frontends, key)?;
+        }
+        self.flip(plan.drop_sets.iter().map(|id| (*id, SetWord::default())))?;
+        for membership in &plan.drop_memberships {
+            remove(names::MEMBERS, &mut self.memberships, membership)?;
+        }
+        self.drop_backends(plan)
+    }
+
+    fn zero_counters(&mut self, plan: &Plan) -> Result<(), MapsError> {
+        each_window(
+            names::BACKEND_STATS,
+            &self.backend_stats,
+            plan.fresh_backends.iter().map(|id| (*id, 1)),
+            |window, at, _| window.set(at, BackendCounters::default()),
+        )?;
+        each_window(
+            names::SERVICE_STATS,
+            &self.service_stats,
+            plan.fresh_services.iter().map(|id| (*id, 1)),
+            |window, at, _| window.set(at, ServiceCounters::default()),
+        )
+    }
+
+    fn put_backends(&mut self, plan: &Plan) -> Result<(), MapsError> {
+        each_window(
+            names::BACKENDS,
+            &self.backends,
+            plan.put_backends.keys().map(|id| (*id, 1)),
+            |window, at, id| window.set(at, plan.put_backends[&id]),
+        )?;
+        if let Some(index) = &mut self.index {
+            for backend in plan
+                .put_backends
+                .iter()
+                .filter(|(id, _)| plan.fresh_backends.contains(id))
+            {
+                let (id, b) = backend;
+                let key = FrontendKey::new(b.addr, b.port, b.proto);
+                put(names::BACKEND_INDEX, &mut index.map, &key, id)?;
+                *index.users.entry(key).or_default() += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_backends(&mut self, plan: &Plan) -> Result<(), MapsError> {
+        each_window(
+            names::BACKENDS,
+            &self.backends,
+            plan.drop_backends.iter().map(|id| (*id, 1)),
+            |window, at, _| {
+                // The address stays readable for a program that is in the middle of a choice.
+                let mut backend = window.get(at);
+                backend.state = state::VACANT;
+                window.set(at, backend);
+            },
+        )?;
+        if let Some(index) = &mut self.index {
+            for key in &plan.drop_index {
+                let users = index.users.entry(*key).or_insert(1);
+                *users -= 1;
+                if *users == 0 {
+                    index.users.remove(key);
+                    remove(names::BACKEND_INDEX, &mut index.map, key)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write_tables(&mut self, tables: &[TableWrite]) -> Result<(), MapsError> {
+        let by_offset: StdMap<u32, &TableWrite> = tables.iter().map(|t| (t.offset, t)).collect();
+        let mut ranges: Vec<(u32, u32)> = tables
+            .iter()
+            .map(|t| (t.offset, elements_for(t.slots.len() as u32)))
+            .collect();
+        ranges.sort_unstable();
+        each_window(
+            names::TABLES,
+            &self.tables,
+            ranges.into_iter(),
+            |window, at, offset| {
+                for (i, four) in by_offset[&offset]
+                    .slots
+                    .chunks(SLOTS_PER_ELEMENT as usize)
+                    .enumerate()
+                {
+                    let element = four
+                        .iter()
+                        .rev()
+                        .fold(0u64, |e, slot| e << 16 | u64::from(*slot));
+                    window.set(at + i as u32, element);
+                }
+            },
+        )
+    }
+
+    fn write_lists(&mut self, lists: &[ListWrite]) -> Result<(), MapsError> {
+        let by_offset: StdMap<u32, &ListWrite> = lists.iter().map(|l| (l.offset, l)).collect();
+        let mut ranges: Vec<(u32, u32)> = lists
+            .iter()
+            .map(|l| (l.offset, l.members.len() as u32 + 1))
+            .collect();
+        ranges.sort_unstable();
+        each_window(
+            names::LISTS,
+            &self.lists,
+            ranges.into_iter(),
+            |window, at, offset| {
+                let list = by_offset[&offset];
+                let header = ListEntry {
+                    a: list.table,
+                    b: list.slots,
+                    c: 0,
+                };
+                window.set(at, header);
+                for (i, (backend_id, weight)) in list.members.iter().enumerate() {
+                    let member = ListEntry {
+                        a: *backend_id,
+                        b: u32::from(*weight),
+                        c: 0,
+                    };
+                    window.set(at + 1 + i as u32, member);
+                }
+            },
+        )
+    }
+
+    fn flip(&mut self, words: impl Iterator<Item = (u32, SetWord)>) -> Result<(), MapsError> {
+        let words: StdMap<u32, SetWord> = words.collect();
+        let mut ids: Vec<(u32, u32)> = words.keys().map(|id| (*id, 1)).collect();
+        ids.sort_unstable();
+        each_window(
+            names::SETS,
+            &self.sets,
+            ids.into_iter(),
+            |window, at, id| {
+                window.publish(at, words[&id].0);
+            },
+        )
+    }
+
+    /// Reads all state back.
+    ///
+    /// # Errors
+    /// When the kernel refuses a read.
+    pub fn dump(&self) -> Result<Contents, MapsError> {
+        let mut contents = Contents::default();
+        for entry in self.frontends.iter() {
+            let (key, value) = entry.map_err(read_error(names::FRONTENDS))?;
+            contents.frontends.insert(key, value);
+        }
+        for key in self.memberships.keys() {
+            contents
+                .memberships
+                .insert(key.map_err(read_error(names::MEMBERS))?);
+        }
+        scan(names::BACKENDS, &self.backends, |id, backend| {
+            if backend.state != state::VACANT {
+                contents.backends.insert(id, backend);
+            }
+        })?;
+        scan(names::SETS, &self.sets, |id, word| {
+            if word != 0 {
+                contents.sets.insert(id, SetWord(word));
+            }
+        })?;
+        let mut lists: Vec<(u32, SetWord)> = contents
+            .sets
+            .iter()
+            .map(|(id, word)| (*id, *word))
+            .collect();
+        lists.sort_by_key(|(_, word)| word.offset());
+        let mut hashes: StdMap<(u32, u32), u64> = StdMap::new();
+        for (id, word) in lists {
+            if word.count() == 0 {
+                continue;
+            }
+            // A word that names what lies beyond the array is foreign: it has no list, and will be replaced.
+            if let Ok(list) = self.list(word, &mut hashes) {
+                contents.lists.insert(id, list);
+            }
+        }
+        Ok(contents)
+    }
+
+    fn list(
+        &self,
+        word: SetWord,
+        hashes: &mut StdMap<(u32, u32), u64>,
+    ) -> Result<List, WindowError> {
+        let window = self
+            .lists
+            .window(word.offset(), u32::from(word.count()) + 1)?;
+        let header = window.get(0);
+        let members = (1..window.len())
+            .map(|i| window.get(i))
+            .map(|entry| (entry.a, entry.b as u16))
+            .collect();
+        let content = match hashes.get(&(header.a, header.b)) {
+            Some(hash) => *hash,
+            None => {
+                let hash = self.table(header.a, header.b).map_or(0, table_hash);
+                hashes.insert((header.a, header.b), hash);
+                hash
+            }
+        };
+        Ok(List {
+            table: header.a,
+            slots: header.b,
+            members,
+            content,
+        })
+    }
+
+    /// Reads a Maglev table.
+    ///
+    /// # Errors
+    /// When it lies beyond the array.
+    pub fn table(&self, offset: u32, slots: u32) -> Result<Vec<u16>, WindowError> {
+        let window = self.tables.window(offset, elements_for(slots))?;
+        Ok((0..slots)
+            .map(|slot| slot_of(window.get(slot / SLOTS_PER_ELEMENT), slot))
+            .collect())
+    }
+
+    /// Connections started on each member of a published list, in its order.
+    ///
+    /// # Errors
+    /// When it lies beyond the array.
+    pub fn started(&self, word: SetWord) -> Result<Vec<u64>, WindowError> {
+        if word.count() == 0 {
+            return Ok(Vec::new());
+        }
+        let window = self
+            .lists
+            .window(word.offset() + 1, u32::from(word.count()))?;
+        Ok((0..window.len()).map(|i| window.get(i).c).collect())
+    }
+
+    /// The counters of backends `1..end`, by id.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn backend_counters(
+        &self,
+        end: u32,
+        mut each: impl FnMut(u32, BackendCounters),
+    ) -> Result<(), MapsError> {
+        scan_to(names::BACKEND_STATS, &self.backend_stats, end, &mut each)
+    }
+
+    /// The counters of one backend.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn backend_counter(&self, id: u32) -> Result<BackendCounters, MapsError> {
+        let window = self
+            .backend_stats
+            .window(id, 1)
+            .map_err(window_error(names::BACKEND_STATS))?;
+        Ok(window.get(0))
+    }
+
+    /// The counters of one Service.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn service_counter(&self, id: u32) -> Result<ServiceCounters, MapsError> {
+        let window = self
+            .service_stats
+            .window(id, 1)
+            .map_err(window_error(names::SERVICE_STATS))?;
+        Ok(window.get(0))
+    }
+
+    /// The counters of Services `0..end`, by id.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn service_counters(
+        &self,
+        end: u32,
+        mut each: impl FnMut(u32, ServiceCounters),
+    ) -> Result<(), MapsError> {
+        scan_to(names::SERVICE_STATS, &self.service_stats, end, &mut each)
+    }
+
+    /// The per-CPU counters, summed, by index of [`lb_common::counter::index`].
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn counters(&self) -> Result<Vec<u64>, MapsError> {
+        (0..counter::COUNTERS)
+            .map(|i| {
+                let values = self
+                    .counters
+                    .get(&i, 0)
+                    .map_err(read_error(names::COUNTERS))?;
+                Ok(values.iter().sum())
+            })
+            .collect()
+    }
+
+    /// Opts a cgroup out, by id.
+    ///
+    /// # Errors
+    /// When the map has no room.
+    pub fn opt_out(&mut self, cgroup_id: u64) -> Result<(), MapsError> {
+        put(names::OPTED_OUT, &mut self.opted_out, &cgroup_id, &1)
+    }
+
+    /// Opts in whoever is not in `keep`.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn opt_in_all_but(&mut self, keep: &[u64]) -> Result<(), MapsError> {
+        let held: Vec<u64> = self.opted_out.keys().flatten().collect();
+        for id in held.iter().filter(|id| !keep.contains(id)) {
+            remove(names::OPTED_OUT, &mut self.opted_out, id)?;
+        }
+        Ok(())
+    }
+
+    /// Removes reverse entries whose socket is gone: those beyond the walk of the socket's release. Returns how many.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn sweep_reverse(&mut self) -> Result<u64, MapsError> {
+        let mut alive: StdMap<u64, bool> = StdMap::new();
+        let mut leftovers = Vec::new();
+        for key in self.udp_reverse.keys() {
+            // The map changes while it is walked: a key that vanished restarts the walk, an error ends it.
+            let Ok(key) = key else { break };
+            let known = *alive
+                .entry(key.cookie)
+                .or_insert_with(|| self.udp_sockets.get(&key.cookie, 0).is_ok());
+            if !known {
+                leftovers.push(key);
+            }
+        }
+        for key in &leftovers {
+            remove(names::UDP_REVERSE, &mut self.udp_reverse, key)?;
+        }
+        Ok(leftovers.len() as u64)
+    }
+
+    /// Entries of a hash map, counted by walking it; `None` for arrays and unknown names.
+    pub fn count_entries(&self, map: &str) -> Option<u64> {
+        let count = match map {
+            names::FRONTENDS => self.frontends.keys().flatten().count(),
+            names::AFFINITY => self.affinity.keys().flatten().count(),
+            names::MEMBERS => self.memberships.keys().flatten().count(),
+            names::SOCKETS => self.sockets.keys().flatten().count(),
+            names::UDP_REVERSE => self.udp_reverse.keys().flatten().count(),
+            names::UDP_SOCKETS => self.udp_sockets.keys().flatten().count(),
+            names::OPTED_OUT => self.opted_out.keys().flatten().count(),
+            _ => return None,
+        };
+        Some(count as u64)
+    }
+
+    /// Largest number of entries of a map; `None` for unknown names.
+    pub fn max_entries(&self, map: &str) -> Option<u32> {
+        Some(match map {
+            names::SETS => self.sets.len(),
+            names::LISTS => self.lists.len(),
+            names::TABLES => self.tables.len(),
+            names::BACKENDS => self.backends.len(),
+            names::BACKEND_STATS => self.backend_stats.len(),
+            names::SERVICE_STATS => self.service_stats.len(),
+            names::COUNTERS => counter::COUNTERS,
+            _ => return self.limits.get(map).copied(),
+        })
+    }
+
+    fn limit(&self, map: &str) -> u32 {
+        self.limits.get(map).copied().unwrap_or(0)
+    }
+
+    /// The state of sockets, by cookie.
+    pub fn sockets(&self) -> impl Iterator<Item = (u64, SocketState)> + '_ {
+        self.sockets.iter().flatten()
+    }
+
+    /// The reverse entries of UDP sockets.
+    pub fn reverse_entries(&self) -> impl Iterator<Item = (ReverseKey, Reverse)> + '_ {
+        self.udp_reverse.iter().flatten()
+    }
+
+    /// The remembered clients.
+    pub fn affinities(&self) -> impl Iterator<Item = (AffinityKey, Affinity)> + '_ {
+        self.affinity.iter().flatten()
+    }
+
+    /// The opted-out cgroups.
+    pub fn opted_out(&self) -> impl Iterator<Item = u64> + '_ {
+        self.opted_out.keys().flatten()
+    }
+}
+
+/// Entries that one window covers at most, so that a batch maps little at a time.
+const WINDOW: u32 = 32_768;
+
+/// Runs `each` for every range (sorted by offset), mapping as few windows as are needed: (window, index in it, offset).
+fn each_window<T: aya::Pod>(
+    map: &'static str,
+    array: &Array<T>,
+    ranges: impl Iterator<Item = (u32, u32)>,
+    mut each: impl FnMut(&mut Window<T>, u32, u32),
+) -> Result<(), MapsError> {
+    let mut ranges = ranges.peekable();
+    while let Some((first, len)) = ranges.next() {
+        let mut batch = vec![(first, len)];
+        let mut end = first.saturating_add(len);
+        while let Some((offset, len)) = ranges.next_if(|(offset, len)| {
+            offset.saturating_add(*len).saturating_sub(first) <= WINDOW && *offset >= first
+        }) {
+            batch.push((offset, len));
+            end = end.max(offset.saturating_add(len));
+        }
+        let mut window = array
+            .window(first, end - first)
+            .map_err(window_error(map))?;
+        for (offset, _) in batch {
+            each(&mut window, offset - first, offset);
+        }
+    }
+    Ok(())
+}
+
+fn scan<T: aya::Pod>(
+    map: &'static str,
+    array: &Array<T>,
+    mut each: impl FnMut(u32, T),
+) -> Result<(), MapsError> {
+    scan_to(map, array, array.len(), &mut each)
+}
+
+fn scan_to<T: aya::Pod>(
+    map: &'static str,
+    array: &Array<T>,
+    end: u32,
+    each: &mut impl FnMut(u32, T),
+) -> Result<(), MapsError> {
+    let end = end.min(array.len());
+    let mut first = 0;
+    while first < end {
+        let count = WINDOW.min(end - first);
+        let window = array.window(first, count).map_err(window_error(map))?;
+        for i in 0..count {
+            each(first + i, window.get(i));
+        }
+        first += count;
+    }
+    Ok(())
+}
+
+fn put<K: aya::Pod, V: aya::Pod>(
+    map: &'static str,
+    into: &mut HashMap<MapData, K, V>,
+    key: &K,
+    value: &V,
+) -> Result<(), MapsError> {
+    into.insert(key, value, 0).map_err(|source| MapsError::Map {
+        operation: "update",
+        map,
+        source,
+    })
+}
+
+fn remove<K: aya::Pod, V: aya::Pod>(
+    map: &'static str,
+    from: &mut HashMap<MapData, K, V>,
+    key: &K,
+) -> Result<(), MapsError> {
+    match from.remove(key) {
+        // Removing what is not there is the wanted end.
+        Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error))
+            if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
+        {
+            Ok(())
+        }
+        Err(source) => Err(MapsError::Map {
+            operation: "delete from",
+            map,
+            source,
+        }),
+    }
+}
+
+fn read_error(map: &'static str) -> impl Fn(MapError) -> MapsError {
+    move |source| MapsError::Map {
+        operation: "read",
+        map,
+        source,
+    }
+}
+
+fn window_error(map: &'static str) -> impl Fn(WindowError) -> MapsError {
+    move |source| MapsError::Window { map, source }
+}
+
+fn map_error(name: &'static str) -> impl Fn(MapError) -> LoadError {
+    move |source| LoadError::Map { name, source }
+}
+
+fn take(object: &mut Ebpf, name: &'static str) -> Result<Map, LoadError> {
+    object.take_map(name).ok_or(LoadError::Missing(name))
+}
+
+fn hash<K: aya::Pod, V: aya::Pod>(
+    object: &mut Ebpf,
+    name: &'static str,
+    limits: &mut StdMap<&'static str, u32>,
+) -> Result<HashMap<MapData, K, V>, LoadError> {
+    let map = take(object, name)?;
+    if let Map::HashMap(data) | Map::LruHashMap(data) = &map {
+        limits.insert(name, data.info().map_err(map_error(name))?.max_entries());
+    }
+    // aya compares the sizes of key and value.
+    HashMap::try_from(map).map_err(map_error(name))
+}
+
+fn array<T: aya::Pod>(object: &mut Ebpf, name: &'static str) -> Result<Array<T>, LoadError> {
+    let Map::Array(data) = take(object, name)? else {
+        return Err(LoadError::Layout {
+            name,
+            found: "another type of map".to_owned(),
+            wanted: "an array".to_owned(),
+        });
+    };
+    let info = data.info().map_err(map_error(name))?;
+    let wanted = size_of::<T>() as u32;
+    if info.value_size() != wanted {
+        return Err(LoadError::Layout {
+            name,
+            found: format!("value size {}", info.value_size()),
+            wanted: format!("value size {wanted}"),
+        });
+    }
+    let len = info.max_entries();
+    Ok(Array::new(data, len))
+}

@@ -1,0 +1,11 @@
+//! The kernel's side: loading, attaching, pinning, and reading and writing maps.
+//!
+//! All effects on the kernel's BPF state are here. What is to be written is decided by `plan`; nothing here orders steps.
+
+pub mod attach;
+pub mod btf;
+pub mod kernel;
+pub mod load;
+pub mod pins;
+pub mod syscall;
+pub mod window;

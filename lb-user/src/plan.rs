@@ -1,0 +1,319 @@
+//! The difference between what the kernel holds and what it should hold, as steps in their one right order.
+//!
+//! Add: backend → table → list → set → frontend. Remove: frontend → set → backend. So whoever sees a frontend finds its
+//! set, and whoever sees a set finds its members. Every step is idempotent, and a set changes in one store.
+//! Pure: carrying steps out is `datapath`'s business.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use lb_common::{
+    affinity::Membership,
+    backend::Backend,
+    frontend::{Frontend, FrontendKey},
+    set::SetWord,
+};
+
+use crate::compile::{Compiled, CompiledSet, Contents, TableWrite};
+
+/// A list that is to be written beside the old one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListWrite {
+    /// Index of the header.
+    pub offset: u32,
+    /// Offset of the table, in elements.
+    pub table: u32,
+    /// Size of the table, in slots.
+    pub slots: u32,
+    /// Backend id and weight of each member.
+    pub members: Box<[(u32, u16)]>,
+}
+
+/// What is to be written, kind by kind; the fields stand in the order in which they are carried out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Backends to write.
+    pub put_backends: BTreeMap<u32, Backend>,
+    /// Ids that are in use for the first time: their counters start at zero.
+    pub fresh_backends: BTreeSet<u32>,
+    /// Services that are in use for the first time: their counters start at zero.
+    pub fresh_services: BTreeSet<u32>,
+    /// Tables to write beside the old ones.
+    pub tables: Vec<TableWrite>,
+    /// Lists to write beside the old ones.
+    pub lists: Vec<ListWrite>,
+    /// Memberships to write, before the sets: an affinity that is honoured a moment early is no harm.
+    pub put_memberships: BTreeSet<Membership>,
+    /// Sets to flip.
+    pub flip_sets: BTreeMap<u32, SetWord>,
+    /// Frontends to write.
+    pub put_frontends: BTreeMap<FrontendKey, Frontend>,
+    /// Frontends to remove.
+    pub drop_frontends: BTreeSet<FrontendKey>,
+    /// Sets to clear.
+    pub drop_sets: BTreeSet<u32>,
+    /// Memberships to remove.
+    pub drop_memberships: BTreeSet<Membership>,
+    /// Backends to make vacant.
+    pub drop_backends: BTreeSet<u32>,
+    /// Addresses of the removed backends, for the packet observer's index.
+    pub drop_index: BTreeSet<FrontendKey>,
+}
+
+/// Number of writes, by kind, for logs and tests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Writes that add or change.
+    pub puts: usize,
+    /// Writes that remove.
+    pub drops: usize,
+}
+
+impl Plan {
+    /// True if there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.size() == Size::default()
+    }
+
+    /// How much there is to do.
+    pub fn size(&self) -> Size {
+        Size {
+            puts: self.put_backends.len()
+                + self.tables.len()
+                + self.lists.len()
+                + self.put_memberships.len()
+                + self.flip_sets.len()
+                + self.put_frontends.len(),
+            drops: self.drop_frontends.len()
+                + self.drop_sets.len()
+                + self.drop_memberships.len()
+                + self.drop_backends.len(),
+        }
+    }
+
+    /// From one compilation of a Service to the next; `None` is its absence.
+    pub fn between(old: Option<&Compiled>, new: Option<&Compiled>) -> Self {
+        let mut plan = Self::default();
+        if let Some(new) = new {
+            plan.add(old, new);
+        }
+        if let Some(old) = old {
+            plan.remove(old, new);
+        }
+        plan
+    }
+
+    fn add(&mut self, old: Option<&Compiled>, new: &Compiled) {
+        if old.is_none() {
+            self.fresh_services.insert(new.service_id);
+        }
+        for (id, backend) in &new.backends {
+            match old.and_then(|old| old.backend_id(backend.proto, backend.addr, backend.port)) {
+                Some(known) if known == *id => {
+                    if old.is_some_and(|old| !old.backends.contains(&(*id, *backend))) {
+                        self.put_backends.insert(*id, *backend);
+                    }
+                }
+                _ => {
+                    self.put_backends.insert(*id, *backend);
+                    self.fresh_backends.insert(*id);
+                }
+            }
+        }
+        for set in &new.sets {
+            let before = old.and_then(|old| old.sets.iter().find(|s| s.set_id == set.set_id));
+            if before.is_none_or(|before| before.word != set.word) {
+                if set.word.count() > 0 {
+                    self.lists.push(list_write(set));
+                }
+                self.flip_sets.insert(set.set_id, set.word);
+            }
+            let known: HashSet<Membership> = before.into_iter().flat_map(memberships).collect();
+            self.put_memberships
+                .extend(memberships(set).filter(|m| !known.contains(m)));
+        }
+        for (key, value) in &new.frontends {
+            let known = old.and_then(|old| find(&old.frontends, key));
+            if known != Some(*value) {
+                self.put_frontends.insert(*key, *value);
+            }
+        }
+    }
+
+    fn remove(&mut self, old: &Compiled, new: Option<&Compiled>) {
+        for (key, _) in &old.frontends {
+            if new.is_none_or(|new| find(&new.frontends, key).is_none()) {
+                self.drop_frontends.insert(*key);
+            }
+        }
+        for set in &old.sets {
+            let after = new.and_then(|new| new.sets.iter().find(|s| s.set_id == set.set_id));
+            if after.is_none() {
+                self.drop_sets.insert(set.set_id);
+            }
+            let kept: HashSet<Membership> = after.into_iter().flat_map(memberships).collect();
+            self.drop_memberships
+                .extend(memberships(set).filter(|m| !kept.contains(m)));
+        }
+        let kept: HashSet<u32> = new
+            .map(|new| new.backends.iter().map(|(id, _)| *id).collect())
+            .unwrap_or_default();
+        for (id, backend) in &old.backends {
+            if !kept.contains(id) {
+                self.drop_backends.insert(*id);
+                self.drop_index
+                    .insert(FrontendKey::new(backend.addr, backend.port, backend.proto));
+            }
+        }
+    }
+
+    /// From what the kernel holds to what all Services want: at the first sync, and to repair.
+    ///
+    /// Tables are compared by their content; the ones that differ are named in `broken`, for the caller to build.
+    pub fn against<'a>(
+        contents: &Contents,
+        services: impl Iterator<Item = &'a Compiled>,
+        broken: &mut Vec<&'a CompiledSet>,
+    ) -> Self {
+        let mut plan = Self::default();
+        let mut backends = HashSet::new();
+        let mut sets = HashSet::new();
+        let mut frontends = HashSet::new();
+        let mut memberships_wanted = HashSet::new();
+        let mut services_known: HashSet<u32> =
+            contents.frontends.values().map(|f| f.service_id).collect();
+        services_known.extend(contents.backends.values().map(|b| b.service_id));
+        for service in services {
+            if !services_known.contains(&service.service_id) {
+                plan.fresh_services.insert(service.service_id);
+            }
+            for (id, backend) in &service.backends {
+                backends.insert(*id);
+                match contents.backends.get(id) {
+                    Some(held) if held == backend => {}
+                    held => {
+                        plan.put_backends.insert(*id, *backend);
+                        if held.is_none_or(|h| {
+                            (h.addr, h.port, h.proto) != (backend.addr, backend.port, backend.proto)
+                        }) {
+                            plan.fresh_backends.insert(*id);
+                        }
+                    }
+                }
+            }
+            for set in &service.sets {
+                sets.insert(set.set_id);
+                let held_word = contents.sets.get(&set.set_id).copied().unwrap_or_default();
+                if set.word.count() > 0 {
+                    let held = contents.lists.get(&set.set_id);
+                    let list_is_right = held.is_some_and(|list| {
+                        held_word == set.word
+                            && list.members == set.members
+                            && (list.table, list.slots) == (set.table.offset, set.table.slots)
+                    });
+                    if !list_is_right {
+                        plan.lists.push(list_write(set));
+                    }
+                    if !held.is_some_and(|list| {
+                        list.content == set.table.content
+                            && (list.table, list.slots) == (set.table.offset, set.table.slots)
+                    }) {
+                        broken.push(set);
+                    }
+                }
+                if held_word != set.word {
+                    plan.flip_sets.insert(set.set_id, set.word);
+                }
+                for membership in memberships(set) {
+                    memberships_wanted.insert(membership);
+                    if !contents.memberships.contains(&membership) {
+                        plan.put_memberships.insert(membership);
+                    }
+                }
+            }
+            for (key, value) in &service.frontends {
+                frontends.insert(*key);
+                if contents.frontends.get(key) != Some(value) {
+                    plan.put_frontends.insert(*key, *value);
+                }
+            }
+        }
+        plan.drop_frontends = contents
+            .frontends
+            .keys()
+            .filter(|k| !frontends.contains(*k))
+            .copied()
+            .collect();
+        plan.drop_sets = contents
+            .sets
+            .keys()
+            .filter(|id| !sets.contains(*id))
+            .copied()
+            .collect();
+        plan.drop_memberships = contents
+            .memberships
+            .iter()
+            .filter(|m| !memberships_wanted.contains(*m))
+            .copied()
+            .collect();
+        for (id, backend) in contents
+            .backends
+            .iter()
+            .filter(|(id, _)| !backends.contains(*id))
+        {
+            plan.drop_backends.insert(*id);
+            plan.drop_index
+                .insert(FrontendKey::new(backend.addr, backend.port, backend.proto));
+        }
+        plan
+    }
+
+    /// Adds the plan of another Service; what one puts, the other's removal does not take away.
+    pub fn merge(&mut self, other: Self) {
+        self.put_backends.extend(other.put_backends);
+        self.fresh_backends.extend(other.fresh_backends);
+        self.fresh_services.extend(other.fresh_services);
+        self.tables.extend(other.tables);
+        self.lists.extend(other.lists);
+        self.put_memberships.extend(other.put_memberships);
+        self.flip_sets.extend(other.flip_sets);
+        self.put_frontends.extend(other.put_frontends);
+        self.drop_frontends.extend(other.drop_frontends);
+        self.drop_sets.extend(other.drop_sets);
+        self.drop_memberships.extend(other.drop_memberships);
+        self.drop_backends.extend(other.drop_backends);
+        self.drop_index.extend(other.drop_index);
+        self.drop_frontends
+            .retain(|key| !self.put_frontends.contains_key(key));
+    }
+}
+
+fn find(frontends: &[(FrontendKey, Frontend)], key: &FrontendKey) -> Option<Frontend> {
+    frontends
+        .binary_search_by_key(key, |(k, _)| *k)
+        .ok()
+        .map(|i| frontends[i].1)
+}
+
+fn list_write(set: &CompiledSet) -> ListWrite {
+    ListWrite {
+        offset: set.word.offset(),
+        table: set.table.offset,
+        slots: set.table.slots,
+        members: set.members.clone(),
+    }
+}
+
+/// The memberships of a set with affinity: its members that may get new flows.
+pub fn memberships(set: &CompiledSet) -> impl Iterator<Item = Membership> {
+    let set_id = set.set_id;
+    set.members
+        .iter()
+        .filter(|(_, weight)| set.affinity && *weight > 0)
+        .map(move |(backend_id, _)| Membership {
+            set_id,
+            backend_id: *backend_id,
+        })
+}
+
+#[cfg(test)]
+mod tests;
