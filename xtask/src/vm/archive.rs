@@ -7,7 +7,6 @@ use std::path::{Component, Path, PathBuf};
 
 const FOLDER: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
-const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
 /// An archive under construction.
@@ -32,11 +31,6 @@ impl Archive {
     /// Adds a regular file; the first of one path stays.
     pub(crate) fn file(&mut self, path: &Path, permissions: u32, content: &[u8]) {
         self.leaf(path, FILE | permissions, (0, 0), content);
-    }
-
-    /// Adds a symbolic link.
-    pub(crate) fn link(&mut self, path: &Path, target: &str) {
-        self.leaf(path, LINK | 0o777, (0, 0), target.as_bytes());
     }
 
     /// Adds a character device.
@@ -152,11 +146,11 @@ mod tests {
         let mut archive = Archive::default();
         archive.file(Path::new("/lib/x86/../y/a.so"), 0o755, b"seven b");
         archive.file(Path::new("/lib/y/a.so"), 0o755, b"other");
-        archive.link(Path::new("/lib/b"), "y/a.so");
+        archive.device(Path::new("/lib/console"), 5, 1);
         let found = entries(&archive.finish());
         let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["lib", "lib/y", "lib/y/a.so", "lib/b", "TRAILER!!!"]);
+        assert_eq!(names, ["lib", "lib/y", "lib/y/a.so", "lib/console", "TRAILER!!!"]);
         assert_eq!(found[2].1, b"seven b");
-        assert_eq!(found[3].1, b"y/a.so");
+        assert_eq!(found[3].1, b"");
     }
 }

@@ -91,7 +91,9 @@ impl Image {
             &busybox,
             Path::new("/bin/busybox"),
         )?;
-        archive.link(Path::new("/bin/sh"), "busybox");
+        // Not busybox's shell: it runs its own `ip` even if another comes first on the path.
+        let shell = Path::new("/bin/sh");
+        add(&mut archive, &mut libraries, shell, shell)?;
         for tool in TOOLS {
             // `ss` and `tc` come with `ip`; a missing tool shows in the test that runs it.
             if let Some(host) = find_program(tool) {
@@ -114,7 +116,13 @@ impl Image {
         for module in modules::in_order(&kernel.modules)? {
             let path = format!("/modules/{}.ko", module.name);
             archive.file(Path::new(&path), 0o644, &module.content);
-            let _ = writeln!(load, "insmod {path}");
+            // A guest begins without a spare interface.
+            let options = if module.name == "dummy" {
+                " numdummies=0"
+            } else {
+                ""
+            };
+            let _ = writeln!(load, "insmod {path}{options}");
         }
         let init = format!("{START}{load}{READY}{}{END}", self.commands);
         archive.file(Path::new("/init"), 0o755, init.as_bytes());
@@ -146,7 +154,7 @@ code=0
 ";
 
 const END: &str = "printf '\\nEVENKEEL-VM: exit %s\\n' $code
-poweroff -f
+exec busybox poweroff -f
 ";
 
 /// Puts a word into quotes for a shell, if it needs them.

@@ -48,8 +48,10 @@ pub(crate) fn command(layout: &Layout, options: &Options) -> Result<ExitCode> {
     let mut image = Image::new(built.guest_programs());
     image.run(&shell_words(&options.command)?);
     let guest = prepare(layout, options.kernel, &image)?;
+    let mut over = false;
     let ending = guest.boot(Duration::from_secs(options.timeout), &mut |line| {
-        if !line.starts_with(MARK) {
+        over |= line.starts_with(MARK);
+        if !over {
             // A closed standard output must not keep the guest from being reaped.
             let _ = writeln!(io::stdout().lock(), "{line}");
         }
