@@ -295,17 +295,14 @@ fn guest(
     say(&format!("xtask: booting kernel {} …", guest.release()));
     let start = Instant::now();
     let console = guest.console();
-    let (mut output, mut done) = (String::new(), 0);
+    let (mut output, mut done, mut begun) = (String::new(), 0, start);
     let ending = guest.boot(GUEST_TIME, &mut |text| match mark(text) {
         Some(Mark::Begin(name)) => {
             output.clear();
+            begun = Instant::now();
             say(&format!("xtask: {line} {name} …"));
         }
-        Some(Mark::End {
-            name,
-            code,
-            seconds,
-        }) => {
+        Some(Mark::End { name, code }) => {
             // The guest's `timeout` killed it.
             let end = if code == 137 {
                 End::TimedOut(SUITE_SECONDS)
@@ -316,7 +313,7 @@ fn guest(
                 place: line.to_string(),
                 suite: name.to_owned(),
                 outcome: outcome::read(&output, end),
-                time: Duration::from_secs(seconds),
+                time: begun.elapsed(),
             };
             tell(&row, &output, &console);
             rows.push(row);
@@ -358,21 +355,16 @@ fn guest(
 #[derive(Debug, PartialEq, Eq)]
 enum Mark<'a> {
     Begin(&'a str),
-    End {
-        name: &'a str,
-        code: i32,
-        seconds: u64,
-    },
+    End { name: &'a str, code: i32 },
 }
 
 fn mark(line: &str) -> Option<Mark<'_>> {
     let words: Vec<_> = line.strip_prefix(MARK)?.split_whitespace().collect();
     match words.as_slice() {
         ["begin", name] => Some(Mark::Begin(name)),
-        ["end", name, code, seconds] => Some(Mark::End {
+        ["end", name, code] => Some(Mark::End {
             name,
             code: code.parse().ok()?,
-            seconds: seconds.parse().ok()?,
         }),
         _ => None,
     }
@@ -389,11 +381,10 @@ mod tests {
             Some(Mark::Begin("sock_x"))
         );
         assert_eq!(
-            mark("EVENKEEL-VM: end sock_x 101 7"),
+            mark("EVENKEEL-VM: end sock_x 101"),
             Some(Mark::End {
                 name: "sock_x",
-                code: 101,
-                seconds: 7
+                code: 101
             })
         );
         assert_eq!(mark("test a ... ok"), None);

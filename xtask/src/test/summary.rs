@@ -120,7 +120,7 @@ pub(crate) fn summarise(rows: &[Row], expected: &ExpectedSkips, strict: bool) ->
     if strict && unexpected > 0 {
         let _ = writeln!(
             text,
-            "{unexpected} skips are not named in tests/expected-skips.txt, which fails the run because CI=true is set"
+            "unexpected skips: {unexpected}, not named in tests/expected-skips.txt; with CI=true that fails the run"
         );
     }
     let _ = write!(

@@ -149,7 +149,10 @@ mod tests {
         archive.device(Path::new("/lib/console"), 5, 1);
         let found = entries(&archive.finish());
         let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["lib", "lib/y", "lib/y/a.so", "lib/console", "TRAILER!!!"]);
+        assert_eq!(
+            names,
+            ["lib", "lib/y", "lib/y/a.so", "lib/console", "TRAILER!!!"]
+        );
         assert_eq!(found[2].1, b"seven b");
         assert_eq!(found[3].1, b"");
     }

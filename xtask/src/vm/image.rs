@@ -55,9 +55,9 @@ impl Image {
     pub(crate) fn run_suite(&mut self, name: &str, command: &str, seconds: u64) {
         let _ = writeln!(
             self.commands,
-            "printf '\\n{MARK} begin {name}\\n'\nstart=$(date +%s)\n\
+            "printf '\\n{MARK} begin {name}\\n'\n\
              timeout -s KILL {seconds} {command} 2>&1\ncode=$?\n\
-             printf '\\n{MARK} end {name} %s %s\\n' $code $(($(date +%s) - start))"
+             printf '\\n{MARK} end {name} %s\\n' $code"
         );
     }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::MARK;
+use crate::layout::find_program;
 use crate::setup::GuestKernel;
 
 /// A guest that can be booted.
@@ -114,7 +115,15 @@ impl Guest {
     }
 
     fn qemu(&self, initramfs: &Path) -> Command {
-        let mut qemu = Command::new("qemu-system-x86_64");
+        let mut qemu = match find_program("setpriv") {
+            // Where xtask itself is killed, the guest goes with it.
+            Some(setpriv) => {
+                let mut qemu = Command::new(setpriv);
+                qemu.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
+                qemu
+            }
+            None => Command::new("qemu-system-x86_64"),
+        };
         // Emulation only: it works on every machine, nested or not, and takes no device of the host.
         qemu.args(["-accel", "tcg", "-cpu", "max", "-smp", "2", "-m"])
             .arg(self.memory_mib.to_string())
