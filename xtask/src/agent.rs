@@ -28,7 +28,7 @@ pub(crate) fn command(layout: &Layout, release: bool) -> Result<()> {
 
 /// `cargo xtask demo`: replaces this process by the demo, so that signals and the exit status are its own.
 pub(crate) fn demo(layout: &Layout, arguments: &[OsString]) -> Result<()> {
-    need_root("demo")?;
+    need_root("demo", "evenkeel demo")?;
     setup::require(layout, &[Group::Build, Group::Sockets])?;
     build(layout, &["--package", "lb-user"], true)?;
     let mut demo = Command::new(layout.target.join("release/evenkeel"));
@@ -38,7 +38,7 @@ pub(crate) fn demo(layout: &Layout, arguments: &[OsString]) -> Result<()> {
 
 /// `cargo xtask bench`: replaces this process by the bench.
 pub(crate) fn bench(layout: &Layout, arguments: &[OsString]) -> Result<()> {
-    need_root("bench")?;
+    need_root("bench", "evenkeel-bench")?;
     setup::require(layout, &[Group::Build, Group::Sockets])?;
     build(layout, &["--package", "lb-user"], true)?;
     build(
@@ -68,13 +68,13 @@ fn profile(release: bool) -> &'static str {
     if release { "release" } else { "debug" }
 }
 
-fn need_root(task: &str) -> Result<()> {
+fn need_root(task: &str, program: &str) -> Result<()> {
     if is_root() {
         return Ok(());
     }
     bail!(
         "`cargo xtask {task}` makes its own network namespaces and cgroups and loads eBPF programs, which needs root: \
-         run it with sudo"
+         as another user, `cargo xtask build --release` and then `sudo target/release/{program}`"
     )
 }
 
