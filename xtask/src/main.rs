@@ -1,1 +1,139 @@
-fn main() {}
+//! The tasks of the repository: `cargo xtask TASK`.
+//!
+//! Each task is one module; what they share is where things lie (`layout`) and how other programs are run (`command`).
+//! Tasks bring what they need themselves, so that a fresh clone needs no other step.
+
+mod agent;
+mod ci;
+mod command;
+mod ebpf;
+mod layout;
+mod lint;
+mod setup;
+mod test;
+mod vm;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::layout::Layout;
+use crate::setup::KernelLine;
+
+/// Build, test, demo and bench tasks of Evenkeel.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Install what building, testing and linting need, or say what is missing.
+    ///
+    /// As root on a machine with apt, packages are installed; everything else goes into the cache ($EVENKEEL_CACHE,
+    /// else ~/.cache/evenkeel). Where something cannot be installed, it is named with how to get it. The other tasks
+    /// call this themselves for their own needs.
+    #[command(after_help = "Examples:\n  cargo xtask setup\n  cargo xtask setup --check")]
+    Setup {
+        /// Only say what is missing; exit 1 if anything is.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Build the kernel object and the binary `evenkeel` with it inside.
+    #[command(after_help = "Examples:\n  cargo xtask build\n  cargo xtask build --release")]
+    Build {
+        /// Optimise the agent (the kernel object always is).
+        #[arg(long)]
+        release: bool,
+    },
+    /// Check formatting, clippy, and the dependencies' licences and sources.
+    #[command(after_help = "Example:\n  cargo xtask lint")]
+    Lint,
+    /// Run all tests here, and the real-socket tests inside virtual machines with older kernels.
+    ///
+    /// Ends with a table of suites and one line `N passed, N failed, N skipped`. With CI=true in the environment, a
+    /// skip that tests/expected-skips.txt does not name fails the run.
+    #[command(
+        after_help = "Examples:\n  cargo xtask test\n  cargo xtask test --no-vm maglev\n  cargo xtask test --kernel 6.1 \
+                      sock_affinity\n\nSuites whose name contains FILTER run whole; of the others, the tests whose \
+                      name contains it."
+    )]
+    Test(test::Options),
+    /// Run a command inside a virtual machine with an older kernel.
+    ///
+    /// The guest has the workspace's binary `evenkeel`, the real-socket tests below /tests, busybox, ip, nft and
+    /// ipvsadm; no network but loopback and what the command makes. It is gone when the command ends.
+    #[command(
+        after_help = "Examples:\n  cargo xtask vm --kernel 6.1 -- uname -r\n  cargo xtask vm --kernel 6.12 -- sh -c \
+                      'ipvsadm -A -t 10.0.0.1:80 -s rr && ipvsadm -L -n'\n  cargo xtask vm --kernel 6.1 -- evenkeel \
+                      doctor"
+    )]
+    Vm(vm::Options),
+    /// Show the product at work on this machine: real connections, in private namespaces (needs root).
+    ///
+    /// All arguments go to `evenkeel demo`.
+    #[command(
+        after_help = "Examples:\n  cargo xtask demo\n  cargo xtask demo --json demo.json\n  cargo xtask demo -- --help"
+    )]
+    Demo {
+        /// Arguments of `evenkeel demo`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+    /// Measure connect cost, sync time, evenness and memory on this machine (needs root).
+    ///
+    /// All arguments go to `evenkeel-bench`.
+    #[command(
+        after_help = "Examples:\n  cargo xtask bench\n  cargo xtask bench --json bench.json\n  cargo xtask bench -- --help"
+    )]
+    Bench {
+        /// Arguments of `evenkeel-bench`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+    /// What continuous integration runs: lint, then test.
+    #[command(after_help = "Example:\n  CI=true cargo xtask ci")]
+    Ci,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments.task) {
+        Ok(code) => code,
+        Err(error) => {
+            command::say(&format!("xtask: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<ExitCode> {
+    let layout = Layout::find()?;
+    match task {
+        Task::Setup { check } => setup::command(&layout, check)?,
+        Task::Build { release } => agent::command(&layout, release)?,
+        Task::Lint => lint::command(&layout)?,
+        Task::Test(options) => return test::command(&layout, &options),
+        Task::Vm(options) => return vm::command(&layout, &options),
+        Task::Demo { arguments } => agent::demo(&layout, &arguments)?,
+        Task::Bench { arguments } => agent::bench(&layout, &arguments)?,
+        Task::Ci => return ci::command(&layout),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Parses `--kernel` where only a virtual machine's kernel makes sense.
+fn kernel_line(text: &str) -> Result<KernelLine, String> {
+    KernelLine::ALL
+        .iter()
+        .copied()
+        .find(|line| line.name() == text)
+        .ok_or_else(|| {
+            let names: Vec<_> = KernelLine::ALL.iter().map(|line| line.name()).collect();
+            format!("the kernels are {}", names.join(" and "))
+        })
+}

@@ -1,0 +1,90 @@
+//! Builds the agent, and starts what was built: `build`, `demo`, `bench`.
+//!
+//! What the demo and the bench do stands in their own crates. The invariant: the kernel object is built first, so that
+//! the agent always carries the object of the same tree.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::{self, cargo, step};
+use crate::ebpf;
+use crate::layout::{Layout, is_root};
+use crate::setup::{self, Group};
+
+/// `cargo xtask build`.
+pub(crate) fn command(layout: &Layout, release: bool) -> Result<()> {
+    setup::require(layout, &[Group::Build])?;
+    build(layout, &["--package", "lb-user"], release)?;
+    let profile = profile(release);
+    println!(
+        "Built {}",
+        layout.target.join(profile).join("evenkeel").display()
+    );
+    Ok(())
+}
+
+/// `cargo xtask demo`: replaces this process by the demo, so that signals and the exit status are its own.
+pub(crate) fn demo(layout: &Layout, arguments: &[OsString]) -> Result<()> {
+    need_root("demo", "evenkeel demo")?;
+    setup::require(layout, &[Group::Build, Group::Sockets])?;
+    build(layout, &["--package", "lb-user"], true)?;
+    let mut demo = Command::new(layout.target.join("release/evenkeel"));
+    demo.arg("demo");
+    become_program(demo, arguments)
+}
+
+/// `cargo xtask bench`: replaces this process by the bench.
+pub(crate) fn bench(layout: &Layout, arguments: &[OsString]) -> Result<()> {
+    need_root("bench", "evenkeel-bench")?;
+    setup::require(layout, &[Group::Build, Group::Sockets])?;
+    build(layout, &["--package", "lb-user"], true)?;
+    build(
+        layout,
+        &["--package", "lb-tests", "--bin", "evenkeel-bench"],
+        true,
+    )?;
+    let mut bench = Command::new(layout.target.join("release/evenkeel-bench"));
+    bench.env("EVENKEEL_BIN", layout.target.join("release/evenkeel"));
+    become_program(bench, arguments)
+}
+
+/// Builds the kernel object and then what cargo is told to select.
+pub(crate) fn build(layout: &Layout, selection: &[&str], release: bool) -> Result<()> {
+    ebpf::build(layout)?;
+    step(&format!("building {}", selection[1..].join(" ")), || {
+        let mut build = cargo(&layout.root);
+        build.args(["build", "--locked"]).args(selection);
+        if release {
+            build.arg("--release");
+        }
+        command::run(&mut build)
+    })
+}
+
+fn profile(release: bool) -> &'static str {
+    if release { "release" } else { "debug" }
+}
+
+fn need_root(task: &str, program: &str) -> Result<()> {
+    if is_root() {
+        return Ok(());
+    }
+    bail!(
+        "`cargo xtask {task}` makes its own network namespaces and cgroups and loads eBPF programs, which needs root: \
+         as another user, `cargo xtask build --release` and then `sudo target/release/{program}`"
+    )
+}
+
+fn become_program(mut program: Command, arguments: &[OsString]) -> Result<()> {
+    // A leading `--` only separates; clap leaves it in when it is the first of the trailing words.
+    let arguments = match arguments {
+        [first, rest @ ..] if first == "--" => rest,
+        all => all,
+    };
+    program.args(arguments);
+    let error = program.exec();
+    Err(error).with_context(|| format!("cannot start `{}`", command::shown(&program)))
+}
