@@ -4,4 +4,7 @@
 //! (difference) → `datapath` (IO) → the kernel; back come `observe` (IO) → `analysis` → `metrics`, `http`, `cli`.
 //! `reconcile` alone joins the halves.
 
+pub mod desired;
 pub mod model;
+pub mod source;
+pub mod supervise;
