@@ -6,5 +6,8 @@
 
 pub mod compile;
 pub mod datapath;
+pub mod desired;
 pub mod model;
 pub mod plan;
+pub mod source;
+pub mod supervise;

@@ -3,7 +3,20 @@
 //! Here live the types alone: no parsing of Kubernetes objects (that is `source::convert`), no decision about who
 //! serves what (that is `desired`). Every value has been checked at the edge: an address is an address, a port is not zero.
 
+mod cidr;
+mod input;
+mod update;
+
 use std::{fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
+
+pub use self::{
+    cidr::{Cidr, CidrError},
+    input::{
+        Affinity, Endpoint, Family, Hints, LoadBalancerAddress, Node, NodeAddresses, Service,
+        ServicePort, ServiceType, Slice, SlicePort,
+    },
+    update::{Content, Kind, Object, ObjectKey, Update},
+};
 
 /// Namespace and name of a Kubernetes object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
