@@ -4,10 +4,18 @@
 //! (difference) → `datapath` (IO) → the kernel; back come `observe` (IO) → `analysis` → `metrics`, `http`, `cli`.
 //! `reconcile` alone joins the halves.
 
+pub mod agent;
+pub mod analysis;
+pub mod cli;
 pub mod compile;
+pub mod config;
+pub mod control;
 pub mod datapath;
+pub mod demo;
 pub mod desired;
+pub mod doctor;
 pub mod model;
 pub mod plan;
 pub mod source;
 pub mod supervise;
+pub mod view;

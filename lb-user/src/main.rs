@@ -1,1 +1,7 @@
-fn main() {}
+//! The binary `evenkeel`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    lb_user::cli::run()
+}

@@ -1,0 +1,10 @@
+//! What the numbers mean: pure functions and folds over counts and connection records.
+//!
+//! Here live the statistics behind every share that a person or a metric sees. Nothing here reads a clock, a map or a
+//! file: time and counts come in as arguments, so that each judgement can be replayed and tested. The reading of
+//! counters and of the ring buffer is `observe`; what is printed is `view`.
+
+pub mod chi_square;
+pub mod imbalance;
+pub mod reuse;
+pub mod window;

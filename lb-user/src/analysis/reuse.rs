@@ -1,0 +1,299 @@
+//! How soon clients come back on the same tuple, and whether they meet the same backend again.
+//!
+//! One record a connection comes in, at the connection's end, in nearly the order of the ends. The tracker puts that order
+//! right within a disorder window and then needs one fact a tuple: its latest close and the backend that had it. A new
+//! connection that starts after that close and within the horizon is a *reuse*; one that started before it is an *overlap*
+//! and is counted apart. Of two connections that overlap, the one that ends later is the overlap, unless openings are
+//! reported too (records without an end): then it is the one that began later. Time comes from the records alone.
+
+mod counts;
+mod pending;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+pub use counts::{EDGES_SECONDS, INTERVAL_BUCKETS, Outcome, ReuseCounts, chance_of_same};
+use pending::Pending;
+
+/// What a client repeats when it reuses a source port: everything of a connection but the backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientTuple {
+    /// The client's network namespace cookie; 0 outside the node.
+    pub netns: u64,
+    /// The client's address, IPv4 mapped into IPv6.
+    pub client: [u8; 16],
+    /// The address dialled, IPv4 mapped into IPv6.
+    pub vip: [u8; 16],
+    /// The client's port, host order.
+    pub client_port: u16,
+    /// The port dialled, host order.
+    pub vip_port: u16,
+    /// The IP protocol number.
+    pub protocol: u8,
+}
+
+/// One connection's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnRecord {
+    /// When it was dialled, in nanoseconds of the kernel's monotonic clock.
+    pub start_ns: u64,
+    /// When it ended, on the same clock; 0 says that it has only been opened, and its end is still to come.
+    pub end_ns: u64,
+    /// Who dialled what.
+    pub tuple: ClientTuple,
+    /// The Service's id.
+    pub service: u32,
+    /// The id of the backend that got it.
+    pub backend: u32,
+}
+
+/// The tracker's bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct ReuseConfig {
+    /// The longest interval, in nanoseconds, that still is a reuse (itself included).
+    pub horizon_ns: u64,
+    /// How much later than its successor, in nanoseconds between their ends, a record may come and still be put in order.
+    pub disorder_ns: u64,
+    /// Tuples remembered; beyond it the one that closed longest ago is forgotten.
+    pub capacity: usize,
+    /// Records held back for ordering; beyond it the earliest are judged at once.
+    pub pending: usize,
+}
+
+impl Default for ReuseConfig {
+    fn default() -> Self {
+        Self {
+            horizon_ns: 120_000_000_000,
+            disorder_ns: 1_000_000_000,
+            capacity: 65_536,
+            pending: 16_384,
+        }
+    }
+}
+
+/// Connections of one tuple whose opening was reported and whose end was not; more than a few are never tracked.
+const MAX_OPEN: usize = 4;
+
+/// What is remembered of a tuple.
+#[derive(Clone, Debug, Default)]
+struct LastUse {
+    /// The latest close; 0 while only openings are known.
+    end_ns: u64,
+    backend: u32,
+    /// (start, backend) of connections known to be open.
+    open: Vec<(u64, u32)>,
+    /// When anything was last heard of the tuple: the age by which it is evicted.
+    touched_ns: u64,
+}
+
+/// Folds connection records into counts of tuple reuse.
+#[derive(Debug)]
+pub struct ReuseTracker {
+    config: ReuseConfig,
+    pending: Pending,
+    tuples: HashMap<ClientTuple, LastUse>,
+    /// (touched, tuple), oldest first; entries whose time no longer matches the tuple's are stale.
+    order: VecDeque<(u64, ClientTuple)>,
+    total: ReuseCounts,
+    services: BTreeMap<u32, ReuseCounts>,
+    newest_ns: u64,
+    evicted: u64,
+    late: u64,
+    malformed: u64,
+}
+
+impl ReuseTracker {
+    /// Makes an empty tracker.
+    pub fn new(config: ReuseConfig) -> Self {
+        Self {
+            pending: Pending::new(config.disorder_ns, config.pending),
+            config,
+            tuples: HashMap::new(),
+            order: VecDeque::new(),
+            total: ReuseCounts::default(),
+            services: BTreeMap::new(),
+            newest_ns: 0,
+            evicted: 0,
+            late: 0,
+            malformed: 0,
+        }
+    }
+
+    /// Takes a record, and judges those that its coming proves to be in order.
+    ///
+    /// `usable(backend, at_ns)` says whether a backend could get new connections at that time.
+    pub fn push(&mut self, record: ConnRecord, mut usable: impl FnMut(u32, u64) -> bool) {
+        if record.end_ns == 0 {
+            self.open(record);
+            return;
+        }
+        if record.end_ns < record.start_ns {
+            self.malformed += 1;
+            return;
+        }
+        self.pending.push(record);
+        while let Some(next) = self.pending.pop_settled() {
+            self.judge(next, &mut usable);
+        }
+    }
+
+    /// Says that every record that ended before `now_ns` minus the disorder window has come in, and judges those held back.
+    pub fn advance(&mut self, now_ns: u64, mut usable: impl FnMut(u32, u64) -> bool) {
+        self.pending.advance(now_ns);
+        while let Some(next) = self.pending.pop_settled() {
+            self.judge(next, &mut usable);
+        }
+    }
+
+    /// Judges everything that was held back, as at the end of a run.
+    pub fn drain(&mut self, usable: impl FnMut(u32, u64) -> bool) {
+        self.advance(u64::MAX, usable);
+    }
+
+    /// Counts over all Services.
+    pub fn total(&self) -> &ReuseCounts {
+        &self.total
+    }
+
+    /// Counts by Service id.
+    pub fn services(&self) -> impl Iterator<Item = (u32, &ReuseCounts)> {
+        self.services.iter().map(|(&id, counts)| (id, counts))
+    }
+
+    /// Counts of one Service; none before its first connection.
+    pub fn service(&self, id: u32) -> Option<&ReuseCounts> {
+        self.services.get(&id)
+    }
+
+    /// Drops a Service's counts, when the Service has gone; the totals keep them.
+    pub fn forget_service(&mut self, id: u32) {
+        self.services.remove(&id);
+    }
+
+    /// Tuples remembered now.
+    pub fn tuples(&self) -> usize {
+        self.tuples.len()
+    }
+
+    /// Records held back now until their order is certain.
+    pub fn held_back(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Tuples forgotten for want of room while their last use was still within the horizon.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Records that came later than the disorder window allows; they are counted as connections and not judged.
+    pub fn late(&self) -> u64 {
+        self.late
+    }
+
+    /// Records that ended before they started; they are left out altogether.
+    pub fn malformed(&self) -> u64 {
+        self.malformed
+    }
+
+    fn open(&mut self, record: ConnRecord) {
+        let entry = self.tuples.entry(record.tuple).or_default();
+        // The kernel does not hand out one full tuple twice: an open use with the same backend must have ended unreported.
+        entry.open.retain(|&(_, backend)| backend != record.backend);
+        if entry.open.len() < MAX_OPEN {
+            entry.open.push((record.start_ns, record.backend));
+        }
+        self.touch(record.tuple, record.start_ns.max(1));
+    }
+
+    fn judge(&mut self, record: ConnRecord, usable: &mut impl FnMut(u32, u64) -> bool) {
+        let entry = self.tuples.entry(record.tuple).or_default();
+        let inside_open = entry.inside_open(&record);
+        let outcome = entry.classify(&record, self.config.horizon_ns, usable);
+        // Its own opening, and any older one that the same full tuple proves over.
+        entry
+            .open
+            .retain(|&(start_ns, backend)| backend != record.backend || start_ns > record.start_ns);
+        // A use inside one that is still open is no predecessor of anything: the open one will end later.
+        if outcome != Outcome::Late && !inside_open {
+            entry.end_ns = record.end_ns;
+            entry.backend = record.backend;
+        }
+        self.late += u64::from(outcome == Outcome::Late);
+        self.total.add(outcome);
+        self.services
+            .entry(record.service)
+            .or_default()
+            .add(outcome);
+        self.touch(record.tuple, record.end_ns);
+    }
+
+    /// Moves a tuple to the young end of the order, and evicts the oldest beyond the capacity.
+    ///
+    /// Nothing is dropped by age alone: a connection that lasted an hour is still compared with what preceded it.
+    fn touch(&mut self, tuple: ClientTuple, at_ns: u64) {
+        self.newest_ns = self.newest_ns.max(at_ns);
+        if let Some(entry) = self.tuples.get_mut(&tuple)
+            && at_ns > entry.touched_ns
+        {
+            entry.touched_ns = at_ns;
+            self.order.push_back((at_ns, tuple));
+        }
+        while self.tuples.len() > self.config.capacity
+            && let Some((touched_ns, tuple)) = self.order.pop_front()
+        {
+            if self
+                .tuples
+                .get(&tuple)
+                .is_some_and(|entry| entry.touched_ns == touched_ns)
+            {
+                self.tuples.remove(&tuple);
+                self.evicted +=
+                    u64::from(touched_ns.saturating_add(self.config.horizon_ns) >= self.newest_ns);
+            }
+        }
+        // A tuple that is used often leaves stale entries behind; sweep before they outnumber the live ones.
+        if self.order.len() > 2 * self.config.capacity.max(8) {
+            let tuples = &self.tuples;
+            self.order.retain(|(touched_ns, tuple)| {
+                tuples
+                    .get(tuple)
+                    .is_some_and(|entry| entry.touched_ns == *touched_ns)
+            });
+        }
+    }
+}
+
+impl LastUse {
+    /// Whether a connection began while one that is still open was using the tuple.
+    fn inside_open(&self, record: &ConnRecord) -> bool {
+        self.open
+            .iter()
+            .any(|&(start_ns, backend)| start_ns < record.start_ns && backend != record.backend)
+    }
+
+    fn classify(
+        &self,
+        record: &ConnRecord,
+        horizon_ns: u64,
+        usable: &mut impl FnMut(u32, u64) -> bool,
+    ) -> Outcome {
+        if self.end_ns > record.end_ns {
+            return Outcome::Late;
+        }
+        if self.end_ns > record.start_ns || self.inside_open(record) {
+            return Outcome::Overlap;
+        }
+        let interval_ns = record.start_ns - self.end_ns;
+        if self.end_ns == 0 || interval_ns > horizon_ns {
+            return Outcome::First;
+        }
+        if !usable(self.backend, record.start_ns) {
+            Outcome::StaleBackend(interval_ns)
+        } else if self.backend == record.backend {
+            Outcome::SameBackend(interval_ns)
+        } else {
+            Outcome::Moved(interval_ns)
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! `evenkeel agent`: the daemon's flags.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
+    path::PathBuf,
+    time::Duration,
+};
+
+use clap::{Args, ValueEnum};
+
+use super::{Failure, Found};
+use crate::config::{
+    self, Config, Limits, LogFormat, LogLevel, Mode, NodePortAddresses, SourceSpec, parse_horizon, parse_metrics_address,
+    parse_pin_name,
+};
+
+/// Run the agent: keep the kernel in step with the source, and watch
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    evenkeel agent --source dir:/etc/evenkeel/manifests\n  \
+    evenkeel agent --source kube --mode observe --interface eth0\n  \
+    EVENKEEL_SOURCE=kube EVENKEEL_METRICS_ADDRESS=0.0.0.0:9975 evenkeel agent")]
+pub(super) struct AgentArgs {
+    /// Where Services and EndpointSlices come from: dir:PATH (a folder of manifests, watched) or kube (the API server)
+    #[arg(long, env = "EVENKEEL_SOURCE", value_name = "dir:PATH|kube")]
+    source: SourceSpec,
+    /// Whether to translate connections, or only to watch them
+    #[arg(long, env = "EVENKEEL_MODE", value_enum, default_value_t = ModeArg::Balance)]
+    mode: ModeArg,
+    /// The cgroup v2 directory to attach to [default: the root of the mounted cgroup2 hierarchy]
+    #[arg(long, env = "EVENKEEL_CGROUP", value_name = "PATH")]
+    cgroup: Option<PathBuf>,
+    /// The BPF file system
+    #[arg(long, env = "EVENKEEL_BPFFS", value_name = "PATH", default_value = "/sys/fs/bpf")]
+    bpffs: PathBuf,
+    /// The folder of the pins under the BPF file system
+    #[arg(long, env = "EVENKEEL_PIN_NAME", value_name = "NAME", default_value = "evenkeel", value_parser = parse_pin_name)]
+    pin_name: String,
+    /// This node's name, as EndpointSlices name it [default: the host's name in lower case]
+    #[arg(long, env = "EVENKEEL_NODE_NAME", value_name = "NAME")]
+    node_name: Option<String>,
+    /// Which of the node's addresses serve node ports: primary, all, or those within the blocks given
+    #[arg(long, env = "EVENKEEL_NODEPORT_ADDRESSES", value_name = "primary|all|CIDR,..", default_value = "primary")]
+    nodeport_addresses: NodePortAddresses,
+    /// An address of this node, given instead of discovered (repeatable)
+    #[arg(long = "node-address", env = "EVENKEEL_NODE_ADDRESS", value_name = "ADDR", value_delimiter = ',')]
+    node_addresses: Vec<IpAddr>,
+    /// An interface on which to watch connections that pass through (repeatable)
+    #[arg(long = "interface", env = "EVENKEEL_INTERFACE", value_name = "NAME", value_delimiter = ',')]
+    interfaces: Vec<String>,
+    /// A cgroup whose sockets keep the addresses that they dial (repeatable)
+    #[arg(long = "opt-out-cgroup", env = "EVENKEEL_OPT_OUT_CGROUP", value_name = "PATH", value_delimiter = ',')]
+    opt_out_cgroups: Vec<PathBuf>,
+    /// Where to serve /metrics, /healthz, /livez and /readyz; `none` serves nothing
+    #[arg(long, env = "EVENKEEL_METRICS_ADDRESS", value_name = "ADDR:PORT|none", default_value = "127.0.0.1:9975",
+          value_parser = MetricsAddress::parse)]
+    metrics_address: MetricsAddress,
+    /// Whether to serve spec.externalIPs
+    #[arg(long, env = "EVENKEEL_EXTERNAL_IPS", value_name = "true|false", default_value_t = true, action = clap::ArgAction::Set)]
+    external_ips: bool,
+    /// Serve the Services with this label service.kubernetes.io/service-proxy-name [default: those without the label]
+    #[arg(long, env = "EVENKEEL_PROXY_NAME", value_name = "NAME")]
+    proxy_name: Option<String>,
+    /// The longest interval that counts as tuple reuse
+    #[arg(long, env = "EVENKEEL_REUSE_HORIZON", value_name = "SECONDS", default_value = "120", value_parser = parse_horizon)]
+    reuse_horizon: Duration,
+    /// The kubeconfig for `--source kube` [default: the pod's own account, else the usual places]
+    #[arg(long, env = "EVENKEEL_KUBECONFIG", value_name = "PATH")]
+    kubeconfig: Option<PathBuf>,
+    /// How log lines look
+    #[arg(long, env = "EVENKEEL_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+    /// Which log lines are written
+    #[arg(long, env = "EVENKEEL_LOG_LEVEL", value_enum, default_value_t = LogLevel::Info)]
+    log_level: LogLevel,
+    /// Frontends that fit into the kernel's maps
+    #[arg(long, env = "EVENKEEL_MAX_FRONTENDS", value_name = "N", default_value_t = entries(lb_common::maps::MAX_FRONTENDS),
+          value_parser = parse_entries)]
+    max_frontends: NonZeroU32,
+    /// Backends that fit into the kernel's maps
+    #[arg(long, env = "EVENKEEL_MAX_BACKENDS", value_name = "N", default_value_t = entries(lb_common::maps::MAX_BACKENDS),
+          value_parser = parse_entries)]
+    max_backends: NonZeroU32,
+    /// Sockets of each kind whose dialled address is remembered
+    #[arg(long, env = "EVENKEEL_MAX_SOCKETS", value_name = "N", default_value_t = entries(lb_common::maps::MAX_SOCKETS),
+          value_parser = parse_entries)]
+    max_sockets: NonZeroU32,
+    /// Give every backend its own metric series
+    #[arg(long, env = "EVENKEEL_BACKEND_METRICS")]
+    backend_metrics: bool,
+}
+
+/// The values of `--mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ModeArg {
+    /// Translate frontends to backends.
+    Balance,
+    /// Only watch: attach no program that writes to traffic.
+    Observe,
+}
+
+/// A clap value cannot itself be an `Option`: that would mean an optional flag.
+#[derive(Clone, Copy, Debug)]
+struct MetricsAddress(Option<SocketAddr>);
+
+impl MetricsAddress {
+    fn parse(text: &str) -> Result<Self, String> {
+        parse_metrics_address(text).map(Self)
+    }
+}
+
+/// The largest map size that is taken: beyond it the kernel's memory is at stake, not a need.
+const MAX_ENTRIES: u32 = 1 << 24;
+
+const fn entries(default: u32) -> NonZeroU32 {
+    match NonZeroU32::new(default) {
+        Some(entries) => entries,
+        None => NonZeroU32::MIN,
+    }
+}
+
+fn parse_entries(text: &str) -> Result<NonZeroU32, String> {
+    text.parse::<NonZeroU32>()
+        .ok()
+        .filter(|entries| entries.get() <= MAX_ENTRIES)
+        .ok_or_else(|| format!("allowed are 1 to {MAX_ENTRIES}"))
+}
+
+impl AgentArgs {
+    fn into_config(self, socket: PathBuf) -> Result<Config, Failure> {
+        let cgroup = match self.cgroup {
+            Some(path) => path,
+            None => config::cgroup2_root().map_err(|error| Failure::Other(error.into()))?,
+        };
+        for (flag, path) in [("--cgroup", &cgroup)]
+            .into_iter()
+            .chain(self.opt_out_cgroups.iter().map(|path| ("--opt-out-cgroup", path)))
+        {
+            match config::is_cgroup2(path) {
+                Ok(true) if path.is_dir() => {}
+                Ok(_) => return Err(not_allowed(flag, path, "allowed is a directory on a cgroup v2 file system")),
+                Err(error) => return Err(not_allowed(flag, path, &error.to_string())),
+            }
+        }
+        if let SourceSpec::Dir(path) = &self.source
+            && !path.is_dir()
+        {
+            return Err(not_allowed("--source dir:PATH", path, "allowed is a folder that exists"));
+        }
+        let node_name = match self.node_name {
+            Some(name) => name,
+            None => nix::unistd::gethostname()
+                .map_err(|error| Failure::Other(anyhow::Error::from(error).context("the host's name")))?
+                .to_string_lossy()
+                .to_lowercase(),
+        };
+        Ok(Config {
+            source: self.source,
+            mode: match self.mode {
+                ModeArg::Balance => Mode::Balance,
+                ModeArg::Observe => Mode::Observe,
+            },
+            cgroup,
+            bpffs: self.bpffs,
+            pin_name: self.pin_name,
+            node_name,
+            nodeport_addresses: self.nodeport_addresses,
+            node_addresses: self.node_addresses,
+            interfaces: self.interfaces,
+            opt_out_cgroups: self.opt_out_cgroups,
+            metrics_address: self.metrics_address.0,
+            socket,
+            external_ips: self.external_ips,
+            proxy_name: self.proxy_name,
+            reuse_horizon: self.reuse_horizon,
+            kubeconfig: self.kubeconfig,
+            log_format: self.log_format,
+            log_level: self.log_level,
+            limits: Limits {
+                frontends: self.max_frontends,
+                backends: self.max_backends,
+                sockets: self.max_sockets,
+            },
+            backend_metrics: self.backend_metrics,
+        })
+    }
+}
+
+fn not_allowed(flag: &str, path: &std::path::Path, why: &str) -> Failure {
+    Failure::Usage(format!("{flag}: `{}`: {why}", path.display()))
+}
+
+pub(super) fn run(args: AgentArgs, socket: PathBuf) -> Result<Found, Failure> {
+    crate::agent::run(args.into_config(socket)?)?;
+    Ok(Found::Fine)
+}

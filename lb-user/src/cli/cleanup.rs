@@ -1,0 +1,142 @@
+//! `evenkeel cleanup`: removes what an agent left in the kernel.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use clap::Args;
+use serde::Serialize;
+
+use super::{
+    Context, Failure, Found,
+    output::{self, Format},
+};
+use crate::{
+    config::parse_pin_name,
+    control::{self, AskError},
+    view::{Query, SCHEMA_VERSION},
+};
+
+/// Remove the pinned programs, links and maps that a stopped agent left in the kernel
+#[derive(Debug, Args)]
+#[command(after_help = "New connections go where they are sent from then on; open ones stay with their backend.\n\nExamples:\n  \
+    evenkeel cleanup --dry-run\n  \
+    evenkeel cleanup")]
+pub(super) struct CleanupArgs {
+    /// The BPF file system
+    #[arg(long, env = "EVENKEEL_BPFFS", value_name = "PATH", default_value = "/sys/fs/bpf")]
+    bpffs: PathBuf,
+    /// The folder of the pins under the BPF file system
+    #[arg(long, env = "EVENKEEL_PIN_NAME", value_name = "NAME", default_value = "evenkeel", value_parser = parse_pin_name)]
+    pin_name: String,
+    /// Only say what would be removed
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct CleanupDocument {
+    schema_version: u32,
+    kind: &'static str,
+    dry_run: bool,
+    removed: Vec<String>,
+}
+
+pub(super) fn run(args: &CleanupArgs, context: &Context) -> Result<Found, Failure> {
+    match control::ask(&context.socket, &Query::Status {}) {
+        Err(AskError::Unreachable { .. }) => {}
+        _ => {
+            return Err(Failure::Other(anyhow::anyhow!(
+                "an agent answers at {}: stop it first, or it puts everything back",
+                context.socket.display()
+            )));
+        }
+    }
+    let removed = clean(&args.bpffs.join(&args.pin_name), args.dry_run)?;
+    let text = match context.output.format {
+        Format::Json | Format::Yaml => context.output.document(&CleanupDocument {
+            schema_version: SCHEMA_VERSION,
+            kind: "Cleanup",
+            dry_run: args.dry_run,
+            removed: removed.iter().map(|path| path.display().to_string()).collect(),
+        })?,
+        Format::Name => removed.iter().map(|path| format!("{}\n", path.display())).collect(),
+        Format::Table | Format::Wide => {
+            let verb = if args.dry_run { "would remove" } else { "removed" };
+            let lines: String = removed.iter().map(|path| format!("{verb} {}\n", path.display())).collect();
+            if lines.is_empty() { "nothing to remove\n".to_owned() } else { lines }
+        }
+    };
+    output::write(&text)?;
+    Ok(Found::Fine)
+}
+
+/// Removes a folder of pins, and says what went: links first, so that no program runs without its maps' pins.
+fn clean(folder: &Path, dry_run: bool) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let mut folders = Vec::new();
+    collect(folder, &mut files, &mut folders).with_context(|| folder.display().to_string())?;
+    files.sort_by_key(|path| (!is_link(path), path.clone()));
+    if !dry_run {
+        for path in &files {
+            fs::remove_file(path).with_context(|| path.display().to_string())?;
+        }
+        // Deepest first: a folder must be empty to go.
+        for path in folders.iter().rev() {
+            fs::remove_dir(path).with_context(|| path.display().to_string())?;
+        }
+    }
+    Ok(files)
+}
+
+fn is_link(path: &Path) -> bool {
+    path.parent().and_then(Path::file_name).is_some_and(|folder| folder == "links")
+}
+
+/// Lists what a folder holds, itself included; no link is followed. A folder that is not there holds nothing.
+fn collect(folder: &Path, files: &mut Vec<PathBuf>, folders: &mut Vec<PathBuf>) -> io::Result<()> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    folders.push(folder.to_owned());
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            collect(&entry.path(), files, folders)?;
+        } else {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_under_the_folder_goes_links_first() {
+        let root = tempfile::tempdir().expect("a folder");
+        let pins = root.path().join("evenkeel");
+        fs::create_dir_all(pins.join("1/links")).expect("folders");
+        for file in ["1/FRONTENDS", "1/links/connect4", "1/zz", "lock"] {
+            fs::write(pins.join(file), "").expect("a file");
+        }
+        fs::write(root.path().join("other"), "").expect("somebody else's pin");
+        std::os::unix::fs::symlink(root.path(), pins.join("1/away")).expect("a symbolic link");
+
+        let planned = clean(&pins, true).expect("a dry run");
+        assert_eq!(planned.len(), 5);
+        assert!(planned[0].ends_with("links/connect4"), "{planned:?}");
+        assert!(pins.join("1/zz").exists());
+
+        assert_eq!(clean(&pins, false).expect("the real run"), planned);
+        assert!(!pins.exists());
+        assert!(root.path().join("other").exists());
+        assert!(clean(&pins, false).expect("nothing is left").is_empty());
+    }
+}

@@ -1,0 +1,91 @@
+//! `evenkeel doctor`: is this node fit for the agent?
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::{
+    Context, Failure, Found,
+    grid::{Grid, Tone},
+    output::{self, Format},
+};
+use crate::{
+    doctor::{Check, Plan, State, examine},
+    view::{Mode, SCHEMA_VERSION},
+};
+
+/// Check whether this node is fit for the agent, before anything is installed
+#[derive(Debug, Args)]
+#[command(after_help = "Changes nothing and needs no agent. Exits with 1 when a check fails.\n\nExamples:\n  \
+    sudo evenkeel doctor\n  \
+    sudo evenkeel doctor --mode observe\n  \
+    sudo evenkeel doctor -o json")]
+pub(super) struct DoctorArgs {
+    /// The mode that the agent is to run in
+    #[arg(long, env = "EVENKEEL_MODE", value_enum, default_value_t = ModeArg::Balance)]
+    mode: ModeArg,
+    /// The BPF file system
+    #[arg(long, env = "EVENKEEL_BPFFS", value_name = "PATH", default_value = "/sys/fs/bpf")]
+    bpffs: PathBuf,
+    /// The cgroup v2 directory to attach to [default: the root of the mounted cgroup2 hierarchy]
+    #[arg(long, env = "EVENKEEL_CGROUP", value_name = "PATH")]
+    cgroup: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ModeArg {
+    /// Translate frontends to backends.
+    Balance,
+    /// Only watch.
+    Observe,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DoctorDocument<'a> {
+    schema_version: u32,
+    kind: &'static str,
+    checks: &'a [Check],
+}
+
+pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Found, Failure> {
+    let checks = examine(&Plan {
+        mode: match args.mode {
+            ModeArg::Balance => Mode::Balance,
+            ModeArg::Observe => Mode::Observe,
+        },
+        bpffs: args.bpffs.clone(),
+        cgroup: args.cgroup.clone(),
+    });
+    let text = match context.output.format {
+        Format::Json | Format::Yaml => context.output.document(&DoctorDocument {
+            schema_version: SCHEMA_VERSION,
+            kind: "Doctor",
+            checks: &checks,
+        })?,
+        Format::Name => checks.iter().map(|check| format!("check/{}\n", check.id)).collect(),
+        Format::Table | Format::Wide => {
+            let wide = context.output.format == Format::Wide;
+            table(&checks, wide).render(context.output.headers, context.output.color)
+        }
+    };
+    output::write(&text)?;
+    let failed = checks.iter().any(|check| check.state == State::Fail);
+    Ok(if failed { Found::Problem } else { Found::Fine })
+}
+
+/// The table of checks; what is wanted and what to do stand in it only where they matter, or by `-o wide`.
+fn table(checks: &[Check], wide: bool) -> Grid {
+    let mut grid = Grid::new(&["CHECK", "STATE", "FOUND", "WANTED", "HINT"]);
+    for check in checks {
+        let (tone, state) = match check.state {
+            State::Ok => (Tone::Good, "ok"),
+            State::Warn => (Tone::Warn, "warn"),
+            State::Fail => (Tone::Bad, "fail"),
+        };
+        let wanted = if wide || check.state != State::Ok { check.wanted.as_str() } else { "" };
+        grid.row(tone, [&check.id, state, &check.found, wanted, &check.hint].map(str::to_owned));
+    }
+    grid
+}

@@ -1,0 +1,139 @@
+//! How answers are printed: as tables, as JSON or YAML, or as names.
+
+use std::io::{self, IsTerminal, Write};
+
+use clap::ValueEnum;
+
+use super::{Failure, backend, explain, map, reuse, service, status, table};
+use crate::view::{Answer, Document};
+
+/// The forms of output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// Columns for people.
+    Table,
+    /// More columns.
+    Wide,
+    /// One JSON document.
+    Json,
+    /// One YAML document.
+    Yaml,
+    /// One name a line.
+    Name,
+}
+
+/// When to colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum ColorChoice {
+    /// On a terminal, unless NO_COLOR is set.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// The chosen form.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Output {
+    pub(super) format: Format,
+    pub(super) headers: bool,
+    pub(super) color: bool,
+}
+
+impl Output {
+    /// Settles the form; looks at the environment and the terminal for `auto`.
+    pub(super) fn new(format: Format, headers: bool, color: ColorChoice) -> Self {
+        let color = match color {
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
+            ColorChoice::Auto => {
+                io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+            }
+        };
+        Self { format, headers, color }
+    }
+
+    /// True for the forms that people read.
+    pub(super) fn for_people(self) -> bool {
+        matches!(self.format, Format::Table | Format::Wide)
+    }
+
+    /// Prints an answer.
+    pub(super) fn print(self, answer: &Answer) -> Result<(), Failure> {
+        write(&self.render(answer)?)
+    }
+
+    /// Writes an answer in the chosen form.
+    pub(super) fn render(self, answer: &Answer) -> Result<String, Failure> {
+        match self.format {
+            Format::Table | Format::Wide => Ok(self.people(answer)),
+            Format::Json | Format::Yaml => self.document(&Document::from(answer.clone())),
+            Format::Name => names(answer),
+        }
+    }
+
+    /// Writes any document in JSON or YAML.
+    pub(super) fn document<T: serde::Serialize>(self, document: &T) -> Result<String, Failure> {
+        if self.format == Format::Yaml {
+            serde_saphyr::to_string(document).map_err(|error| anyhow::Error::from(error).into())
+        } else {
+            serde_json::to_string_pretty(document)
+                .map(|text| text + "\n")
+                .map_err(|error| anyhow::Error::from(error).into())
+        }
+    }
+
+    fn people(self, answer: &Answer) -> String {
+        let wide = self.format == Format::Wide;
+        match answer {
+            Answer::Status(view) => status::text(view, self),
+            Answer::ServiceList { items } => service::list(items, wide).render(self.headers, self.color),
+            Answer::Service(view) => service::describe(view, self),
+            Answer::BackendList { items } => backend::list(items, wide).render(self.headers, self.color),
+            Answer::Reuse(view) => reuse::text(view, self),
+            Answer::TableList { items } => table::text(items, self),
+            Answer::Explain(view) => explain::text(view, self),
+            Answer::MapList { items } => map::list(items, wide).render(self.headers, self.color),
+            Answer::MapDump(view) => map::dump(view, self),
+            Answer::Error(error) => format!("{error}\n"),
+        }
+    }
+}
+
+/// One name a line, as `kubectl -o name` has them: the kind, then the name.
+fn names(answer: &Answer) -> Result<String, Failure> {
+    let lines: Vec<String> = match answer {
+        Answer::ServiceList { items } => items
+            .iter()
+            .map(|item| format!("service/{}/{}", item.namespace, item.name))
+            .collect(),
+        Answer::Service(item) => vec![format!("service/{}/{}", item.namespace, item.name)],
+        Answer::BackendList { items } => items
+            .iter()
+            .map(|item| format!("backend/{}/{}", super::grid::endpoint(item.addr, item.port), item.protocol))
+            .collect(),
+        Answer::TableList { items } => items
+            .iter()
+            .map(|item| format!("table/{}/{}/{}", item.namespace, item.service, item.set))
+            .collect(),
+        Answer::MapList { items } => items.iter().map(|item| format!("map/{}", item.name)).collect(),
+        _ => {
+            return Err(Failure::Usage(
+                "--output name: this verb lists nothing that has a name; allowed are table, wide, json and yaml".to_owned(),
+            ));
+        }
+    };
+    Ok(lines.into_iter().map(|line| line + "\n").collect())
+}
+
+/// Writes to standard output; a reader that went away (`| head`) is no error.
+pub(super) fn write(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(anyhow::Error::from(error).context("standard output").into())
+        }
+        _ => Ok(()),
+    }
+}

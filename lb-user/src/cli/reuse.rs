@@ -1,0 +1,114 @@
+//! `evenkeel reuse`: tuple reuse.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+
+use super::{
+    Context, Failure, Found,
+    backend::filter,
+    grid::{Grid, Tone, percent},
+    output::Output,
+};
+use crate::{
+    model::ObjectName,
+    view::{Query, ReuseView, parse_service_name},
+};
+
+/// Show how soon clients reuse a source port, and whether they meet the same backend again
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    evenkeel reuse\n  \
+    evenkeel reuse shop/web\n  \
+    evenkeel reuse -o json")]
+pub(super) struct ReuseArgs {
+    /// Only this Service's line: NAME (in `default`) or NAMESPACE/NAME
+    #[arg(value_name = "SERVICE", value_parser = parse_service_name, conflicts_with = "namespace")]
+    service: Option<ObjectName>,
+    /// Only the lines of this namespace
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+}
+
+pub(super) fn run(args: &ReuseArgs, context: &Context) -> Result<Found, Failure> {
+    context.show(&Query::Reuse {
+        filter: filter(args.service.as_ref(), args.namespace.as_deref()),
+    })?;
+    Ok(Found::Fine)
+}
+
+/// The widest bar of the histogram.
+const BAR: f64 = 40.0;
+
+/// Writes the reuse for people.
+pub(super) fn text(view: &ReuseView, output: Output) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, value: String| {
+        // Writing into a String cannot fail.
+        let _infallible = writeln!(out, "{name:<14}{value}");
+    };
+    line("Connections:", view.connections.to_string());
+    line(
+        "Reuses:",
+        format!("{} within {} s of the previous close", view.total, view.horizon_seconds),
+    );
+    line(
+        "Outcome:",
+        format!(
+            "{} met the same backend, {} another, {} came after a backend that was gone",
+            view.same_backend, view.moved, view.stale_backend
+        ),
+    );
+    line("Same backend:", same(view.same_share, view.expected_same_share, view.same_backend + view.moved));
+    line("Overlaps:", format!("{} (a use began while another was open; not reuses)", view.overlap));
+    line(
+        "Tracked:",
+        format!("{} tuples, {} forgotten too soon, {} records too late", view.tuples, view.evicted, view.late),
+    );
+    out.push('\n');
+
+    let most = view.intervals.iter().map(|bucket| bucket.count).max().unwrap_or(0).max(1);
+    let mut grid = Grid::new(&[">INTERVAL", ">REUSES", "."]);
+    for bucket in &view.intervals {
+        let edge = bucket.up_to_seconds.map_or_else(|| "longer".to_owned(), |edge| format!("≤ {edge} s"));
+        let length = (bucket.count as f64 / most as f64 * BAR).ceil() as usize;
+        grid.row(Tone::Plain, [edge, bucket.count.to_string(), "█".repeat(length)]);
+    }
+    out.push_str(&grid.render(output.headers, output.color));
+
+    if !view.services.is_empty() {
+        out.push('\n');
+        let mut grid = Grid::new(&[
+            "NAMESPACE", "NAME", ">CONNECTIONS", ">REUSES", ">SAME", ">MOVED", ">STALE", ">OVERLAP", ">SAME SHARE", ">BY CHANCE",
+        ]);
+        for service in &view.services {
+            grid.row(
+                Tone::Plain,
+                [
+                    service.namespace.clone(),
+                    service.name.clone(),
+                    service.connections.to_string(),
+                    service.total.to_string(),
+                    service.same_backend.to_string(),
+                    service.moved.to_string(),
+                    service.stale_backend.to_string(),
+                    service.overlap.to_string(),
+                    service.same_share.map_or_else(String::new, percent),
+                    service.expected_same_share.map_or_else(String::new, percent),
+                ],
+            );
+        }
+        out.push_str(&grid.render(output.headers, output.color));
+    }
+    out
+}
+
+fn same(share: Option<f64>, expected: Option<f64>, n: u64) -> String {
+    match (share, expected) {
+        (Some(share), Some(expected)) => {
+            format!("{} of {n}; chance alone would give {}", percent(share), percent(expected))
+        }
+        (Some(share), None) => format!("{} of {n}", percent(share)),
+        (None, _) => "no reuse could have met it".to_owned(),
+    }
+}

@@ -1,0 +1,378 @@
+//! What the agent is told to do: the checked values of its flags.
+//!
+//! Here live the types, their text forms and the look-up of the cgroup2 mount. The flags themselves, their environment
+//! variables and their help are `cli::agent`. A value of these types needs no further check.
+
+use std::{
+    fmt, fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    num::NonZeroU32,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+pub use crate::view::Mode;
+
+/// Everything that the agent is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where Services and EndpointSlices come from.
+    pub source: SourceSpec,
+    /// Whether to write to traffic.
+    pub mode: Mode,
+    /// The cgroup v2 directory to attach to.
+    pub cgroup: PathBuf,
+    /// The BPF file system.
+    pub bpffs: PathBuf,
+    /// The folder under the BPF file system that holds the pins.
+    pub pin_name: String,
+    /// This node's name, as EndpointSlices name it.
+    pub node_name: String,
+    /// Which of the node's addresses serve node ports.
+    pub nodeport_addresses: NodePortAddresses,
+    /// The node's addresses; empty to discover them.
+    pub node_addresses: Vec<IpAddr>,
+    /// Interfaces whose connections the packet observer follows.
+    pub interfaces: Vec<String>,
+    /// Cgroups whose sockets are not translated.
+    pub opt_out_cgroups: Vec<PathBuf>,
+    /// Where to serve metrics and health over HTTP; none to serve nothing.
+    pub metrics_address: Option<SocketAddr>,
+    /// The control socket.
+    pub socket: PathBuf,
+    /// Whether `spec.externalIPs` are served.
+    pub external_ips: bool,
+    /// Serve only Services with this `service.kubernetes.io/service-proxy-name`; none for those without one.
+    pub proxy_name: Option<String>,
+    /// The longest interval that counts as tuple reuse.
+    pub reuse_horizon: Duration,
+    /// The kubeconfig for the API server; none for the pod's own or the default one.
+    pub kubeconfig: Option<PathBuf>,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// Which log lines are written.
+    pub log_level: LogLevel,
+    /// Sizes of the kernel's maps.
+    pub limits: Limits,
+    /// Whether metrics carry a series a backend.
+    pub backend_metrics: bool,
+}
+
+impl Config {
+    /// The folder of the pins.
+    pub fn pin_folder(&self) -> PathBuf {
+        self.bpffs.join(&self.pin_name)
+    }
+}
+
+/// Sizes of the kernel's maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Frontends.
+    pub frontends: NonZeroU32,
+    /// Backends.
+    pub backends: NonZeroU32,
+    /// Sockets with state, of each kind.
+    pub sockets: NonZeroU32,
+}
+
+/// Where Services and EndpointSlices come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceSpec {
+    /// Manifests in a folder.
+    Dir(PathBuf),
+    /// The API server.
+    Kube,
+}
+
+impl fmt::Display for SourceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dir(path) => write!(f, "dir:{}", path.display()),
+            Self::Kube => f.write_str("kube"),
+        }
+    }
+}
+
+impl FromStr for SourceSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("dir", path)) if !path.is_empty() => Ok(Self::Dir(path.into())),
+            None if text == "kube" => Ok(Self::Kube),
+            _ => Err("allowed are dir:PATH and kube".to_owned()),
+        }
+    }
+}
+
+/// Which of the node's addresses serve node ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// The node's primary address of each family.
+    Primary,
+    /// Every address of the node but loopback and link-local ones.
+    All,
+    /// The node's addresses within these blocks.
+    Within(Vec<Cidr>),
+}
+
+impl NodePortAddresses {
+    /// Whether an address serves node ports; `primary` says whether it is the node's primary one of its family.
+    pub fn admits(&self, addr: IpAddr, primary: bool) -> bool {
+        match self {
+            Self::Primary => primary,
+            Self::All => true,
+            Self::Within(blocks) => blocks.iter().any(|block| block.contains(addr)),
+        }
+    }
+}
+
+impl FromStr for NodePortAddresses {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "primary" => Ok(Self::Primary),
+            "all" => Ok(Self::All),
+            blocks => blocks
+                .split(',')
+                .map(|block| block.trim().parse())
+                .collect::<Result<_, String>>()
+                .map(Self::Within)
+                .map_err(|error| format!("{error}; allowed are primary, all and a list of blocks such as 10.0.0.0/8,fd00::/8")),
+        }
+    }
+}
+
+/// A block of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cidr {
+    addr: IpAddr,
+    prefix: u8,
+}
+
+impl Cidr {
+    /// Whether the block holds an address.
+    pub fn contains(&self, addr: IpAddr) -> bool {
+        match (self.addr, addr) {
+            (IpAddr::V4(block), IpAddr::V4(addr)) => self.mask_v4(block) == self.mask_v4(addr),
+            (IpAddr::V6(block), IpAddr::V6(addr)) => self.mask_v6(block) == self.mask_v6(addr),
+            _ => false,
+        }
+    }
+
+    fn mask_v4(&self, addr: Ipv4Addr) -> u32 {
+        let shift = 32 - u32::from(self.prefix);
+        u32::from(addr).checked_shr(shift).unwrap_or(0)
+    }
+
+    fn mask_v6(&self, addr: Ipv6Addr) -> u128 {
+        let shift = 128 - u32::from(self.prefix);
+        u128::from(addr).checked_shr(shift).unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.addr, self.prefix)
+    }
+}
+
+impl FromStr for Cidr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not a block of addresses");
+        let (addr, prefix) = text.split_once('/').ok_or_else(wrong)?;
+        let addr: IpAddr = addr.parse().map_err(|_| wrong())?;
+        let prefix: u8 = prefix.parse().map_err(|_| wrong())?;
+        if prefix > if addr.is_ipv4() { 32 } else { 128 } {
+            return Err(wrong());
+        }
+        Ok(Self { addr, prefix })
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Which log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogLevel {
+    /// What failed.
+    Error,
+    /// What somebody should look at, too.
+    Warn,
+    /// What changed, too.
+    Info,
+    /// Why, too.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+impl LogLevel {
+    /// The level as a `tracing` filter.
+    pub fn filter(self) -> tracing::level_filters::LevelFilter {
+        use tracing::level_filters::LevelFilter;
+        match self {
+            Self::Error => LevelFilter::ERROR,
+            Self::Warn => LevelFilter::WARN,
+            Self::Info => LevelFilter::INFO,
+            Self::Debug => LevelFilter::DEBUG,
+            Self::Trace => LevelFilter::TRACE,
+        }
+    }
+}
+
+/// Why there is no default for the cgroup.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// The mount table cannot be read.
+    #[error("/proc/self/mountinfo: {0}")]
+    Mounts(#[source] io::Error),
+    /// No cgroup v2 is mounted.
+    #[error("no cgroup v2 file system is mounted; mount one (mount -t cgroup2 none /sys/fs/cgroup) or name a cgroup with --cgroup")]
+    Absent,
+}
+
+/// Where the cgroup v2 hierarchy's root is mounted, by this process's mount table.
+pub fn cgroup2_root() -> Result<PathBuf, CgroupError> {
+    let table = fs::read_to_string("/proc/self/mountinfo").map_err(CgroupError::Mounts)?;
+    cgroup2_in(&table).ok_or(CgroupError::Absent)
+}
+
+/// Finds the cgroup2 mount in a mount table's text; a mount of the whole hierarchy is preferred to one of a part.
+fn cgroup2_in(mountinfo: &str) -> Option<PathBuf> {
+    let mounts = || {
+        mountinfo.lines().filter_map(|line| {
+            let (before, after) = line.split_once(" - ")?;
+            let mut fields = before.split(' ').skip(3);
+            let (root, target) = (fields.next()?, fields.next()?);
+            (after.split(' ').next()? == "cgroup2").then(|| (root == "/", unescape(target)))
+        })
+    };
+    let whole = mounts().find(|(whole, _)| *whole);
+    whole.or_else(|| mounts().next()).map(|(_, target)| target)
+}
+
+/// Undoes the mount table's octal escapes (space, tab, newline, backslash).
+fn unescape(text: &str) -> PathBuf {
+    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    let plain = escapes.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
+    PathBuf::from(plain)
+}
+
+/// Reads a pin folder's name: one plain component.
+pub fn parse_pin_name(text: &str) -> Result<String, String> {
+    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    if text.is_empty() || text.len() > 64 || !plain {
+        return Err("allowed are 1 to 64 letters, digits, `-` and `_`".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// Reads `ADDR:PORT` or `none`.
+pub fn parse_metrics_address(text: &str) -> Result<Option<SocketAddr>, String> {
+    if text == "none" {
+        return Ok(None);
+    }
+    text.parse()
+        .map(Some)
+        .map_err(|_| "allowed are ADDR:PORT (such as 127.0.0.1:9975 or [::1]:9975) and none".to_owned())
+}
+
+/// Reads a whole or broken number of seconds between 1 and 3600.
+pub fn parse_horizon(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "allowed are 1 to 3600 (seconds)".to_owned())?;
+    if (1.0..=3600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("allowed are 1 to 3600 (seconds)".to_owned())
+    }
+}
+
+/// Whether a path lies on a cgroup v2 file system.
+pub fn is_cgroup2(path: &Path) -> io::Result<bool> {
+    let found = nix::sys::statfs::statfs(path)?;
+    Ok(found.filesystem_type() == nix::sys::statfs::CGROUP2_SUPER_MAGIC)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_read_and_written_alike() {
+        for text in ["dir:/etc/manifests", "dir:rel/a:b", "kube"] {
+            assert_eq!(text.parse::<SourceSpec>().map(|spec| spec.to_string()), Ok(text.to_owned()));
+        }
+        for text in ["", "dir", "dir:", "kube:", "file:/x", "/etc/manifests"] {
+            assert!(text.parse::<SourceSpec>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn blocks_hold_what_they_should() {
+        let block = |text: &str| text.parse::<Cidr>().expect("a block");
+        let addr = |text: &str| text.parse::<IpAddr>().expect("an address");
+        assert!(block("10.0.0.0/8").contains(addr("10.255.1.2")));
+        assert!(!block("10.0.0.0/8").contains(addr("11.0.0.0")));
+        assert!(block("0.0.0.0/0").contains(addr("203.0.113.9")));
+        assert!(!block("0.0.0.0/0").contains(addr("::1")));
+        assert!(block("192.0.2.7/32").contains(addr("192.0.2.7")));
+        assert!(!block("192.0.2.7/32").contains(addr("192.0.2.6")));
+        assert!(block("fd00::/8").contains(addr("fdff::1")));
+        assert!(block("::/0").contains(addr("2001:db8::1")));
+        for text in ["10.0.0.0", "10.0.0.0/33", "fd00::/129", "x/8", "10.0.0.0/", "10.0.0.0/-1"] {
+            assert!(text.parse::<Cidr>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn node_port_addresses_are_words_or_blocks() {
+        assert_eq!("primary".parse(), Ok(NodePortAddresses::Primary));
+        assert_eq!("all".parse(), Ok(NodePortAddresses::All));
+        let blocks: NodePortAddresses = "10.0.0.0/8, fd00::/8".parse().expect("two blocks");
+        assert!(blocks.admits([10, 1, 1, 1].into(), false));
+        assert!(!blocks.admits([192, 0, 2, 1].into(), true));
+        let error = "secondary".parse::<NodePortAddresses>().expect_err("not a word");
+        assert!(error.contains("primary, all"), "{error}");
+    }
+
+    #[test]
+    fn the_cgroup2_mount_is_found_in_every_layout() {
+        let hybrid = "25 20 0:22 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n\
+                      26 25 0:23 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw\n\
+                      27 25 0:24 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+        assert_eq!(cgroup2_in(hybrid), Some("/sys/fs/cgroup/unified".into()));
+        let unified = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        assert_eq!(cgroup2_in(unified), Some("/sys/fs/cgroup".into()));
+        let part_first = "30 23 0:26 /kubepods /part rw - cgroup2 none rw\n31 23 0:26 / /a\\040b rw - cgroup2 none rw\n";
+        assert_eq!(cgroup2_in(part_first), Some("/a b".into()));
+        assert_eq!(cgroup2_in("27 25 0:24 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"), None);
+        assert_eq!(cgroup2_in("garbage\n\n - \n"), None);
+    }
+
+    #[test]
+    fn odd_values_are_refused_with_what_is_allowed() {
+        assert!(parse_pin_name("evenkeel").is_ok());
+        for text in ["", ".", "..", "a/b", "a b"] {
+            assert!(parse_pin_name(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_metrics_address("none"), Ok(None));
+        assert!(parse_metrics_address("[::1]:9975").is_ok_and(|address| address.is_some()));
+        assert!(parse_metrics_address("localhost:9975").is_err());
+        assert_eq!(parse_horizon("0.5"), Err("allowed are 1 to 3600 (seconds)".to_owned()));
+        assert!(parse_horizon("NaN").is_err());
+        assert_eq!(parse_horizon("120"), Ok(Duration::from_secs(120)));
+    }
+}

@@ -1,0 +1,29 @@
+//! What people and scripts see: every answer of the agent as plain data, and the trait by which the agent gives it.
+//!
+//! The types are the contract of `-o json` (`schemaVersion` 1, camelCase, addresses and ports as people write them, times
+//! RFC 3339 UTC, durations in seconds) and of the control socket alike; snapshot tests keep them. How tables look is
+//! `cli`; where the values come from is the agent's business, behind [`Answers`].
+
+mod answer;
+mod explain;
+#[cfg(test)]
+pub mod fixture;
+mod map;
+mod query;
+mod reuse;
+mod service;
+mod status;
+mod table;
+mod time;
+
+pub use answer::{Answer, Document, SCHEMA_VERSION};
+pub use explain::{CandidateView, ExplainView, Verdict};
+pub use map::{MapDumpView, MapInfoView, MapRowView};
+pub use query::{Answers, ExplainQuery, Query, QueryError, ServiceFilter, parse_service_name};
+pub use reuse::{IntervalView, ReuseView, ServiceReuseView};
+pub use service::{BackendCountsView, BackendState, BackendView, FrontendView, ImbalanceView, ServiceView};
+pub use status::{
+    CountsView, HealthView, KindView, MapUsageView, Mode, ProblemView, ProgramView, SourceView, StatusView, SyncView,
+};
+pub use table::{TableSlotsView, TableView};
+pub use time::{ParseTimestampError, Timestamp};
