@@ -4,4 +4,5 @@
 //! (difference) → `datapath` (IO) → the kernel; back come `observe` (IO) → `analysis` → `metrics`, `http`, `cli`.
 //! `reconcile` alone joins the halves.
 
+pub mod lab;
 pub mod model;

@@ -150,6 +150,10 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}: {}: {}", self.origin, self.object, self.field, self.message)
+        write!(
+            f,
+            "{}: {}: {}: {}",
+            self.origin, self.object, self.field, self.message
+        )
     }
 }
