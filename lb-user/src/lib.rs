@@ -4,5 +4,6 @@
 //! (difference) → `datapath` (IO) → the kernel; back come `observe` (IO) → `analysis` → `metrics`, `http`, `cli`.
 //! `reconcile` alone joins the halves.
 
+pub mod demo;
 pub mod lab;
 pub mod model;

@@ -40,7 +40,12 @@ impl Child {
         let err = out
             .try_clone()
             .doing(|| format!("open {} twice", log.display()))?;
-        command.stdin(Stdio::null()).stdout(out).stderr(err);
+        // In a process group of its own, so that Ctrl-C at the terminal reaches its starter alone, who decides.
+        command
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .process_group(0);
         // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
         unsafe { command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?)) };
         let process = command.spawn().doing(|| format!("start {program}"))?;

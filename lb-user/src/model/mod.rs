@@ -150,10 +150,6 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {}: {}: {}",
-            self.origin, self.object, self.field, self.message
-        )
+        write!(f, "{}: {}: {}: {}", self.origin, self.object, self.field, self.message)
     }
 }
