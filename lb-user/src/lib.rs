@@ -14,6 +14,7 @@ pub mod datapath;
 pub mod demo;
 pub mod desired;
 pub mod doctor;
+pub mod lab;
 pub mod model;
 pub mod plan;
 pub mod source;
