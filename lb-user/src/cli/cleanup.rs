@@ -93,7 +93,7 @@ fn clean(folder: &Path, dry_run: bool) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 fn is_link(path: &Path) -> bool {
-    path.parent().and_then(Path::file_name).is_some_and(|folder| folder == "links")
+    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("link-"))
 }
 
 /// Lists what a folder holds, itself included; no link is followed. A folder that is not there holds nothing.
@@ -122,8 +122,8 @@ mod tests {
     fn everything_under_the_folder_goes_links_first() {
         let root = tempfile::tempdir().expect("a folder");
         let pins = root.path().join("evenkeel");
-        fs::create_dir_all(pins.join("1/links")).expect("folders");
-        for file in ["1/FRONTENDS", "1/links/connect4", "1/zz", "lock"] {
+        fs::create_dir_all(pins.join("1")).expect("folders");
+        for file in ["1/FRONTENDS", "1/link-connect4", "1/zz", "lock"] {
             fs::write(pins.join(file), "").expect("a file");
         }
         fs::write(root.path().join("other"), "").expect("somebody else's pin");
@@ -131,7 +131,7 @@ mod tests {
 
         let planned = clean(&pins, true).expect("a dry run");
         assert_eq!(planned.len(), 5);
-        assert!(planned[0].ends_with("links/connect4"), "{planned:?}");
+        assert!(planned[0].ends_with("link-connect4"), "{planned:?}");
         assert!(pins.join("1/zz").exists());
 
         assert_eq!(clean(&pins, false).expect("the real run"), planned);

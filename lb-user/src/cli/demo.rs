@@ -1,22 +1,43 @@
-//! `evenkeel demo`: hands its arguments to the demonstration.
+//! `evenkeel demo`: hands its flags to the demonstration.
 
-use std::ffi::OsString;
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
 use super::{Failure, Found};
+use crate::demo::{self, Options};
 
 /// Show Evenkeel at work in private namespaces, with real connections (as root)
 #[derive(Debug, Args)]
-#[command(disable_help_flag = true)]
-#[command(after_help = "Examples:\n  sudo evenkeel demo\n  sudo evenkeel demo --json demo.json")]
+#[command(after_help = "It takes about 30 s and leaves nothing behind.\n\nExamples:\n  sudo evenkeel demo\n  \
+    sudo evenkeel demo --json demo.json --svg demo.svg\n  \
+    sudo evenkeel demo --keep")]
 pub(super) struct DemoArgs {
-    /// Flags of the demonstration; `--help` shows them
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
-    args: Vec<OsString>,
+    /// Write the outcome as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the picture as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Leave everything running after the last act, until Ctrl-C
+    #[arg(long)]
+    keep: bool,
+    /// Connections of the steady act
+    #[arg(long, value_name = "N", default_value_t = 6_000, value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
+    connections: u64,
 }
 
 pub(super) fn run(args: &DemoArgs) -> Result<Found, Failure> {
-    crate::demo::run(&args.args)?;
-    Ok(Found::Fine)
+    let options = Options {
+        json: args.json.clone(),
+        svg: args.svg.clone(),
+        keep: args.keep,
+        connections: args.connections,
+        program: None,
+    };
+    if demo::run(&options)? == ExitCode::SUCCESS {
+        Ok(Found::Fine)
+    } else {
+        Ok(Found::Problem)
+    }
 }

@@ -577,6 +577,14 @@ impl Compiler {
         }
     }
 
+    /// Frees what `new` took beyond `old`: the kernel refused it, and `old` stands.
+    pub fn withdraw(&mut self, new: &Compiled, old: Option<&Compiled>, now_ms: u64) {
+        self.retire(new, old, now_ms);
+        if let Some(old) = old {
+            self.frontends = self.frontends + old.frontends.len() as u32 - new.frontends.len() as u32;
+        }
+    }
+
     fn unshare(&mut self, table: Table, now_ms: u64) {
         if let Some(shared) = self.shared.get_mut(&table.digest) {
             shared.users -= 1;
@@ -689,6 +697,37 @@ struct Placed {
     backend_id: u32,
 }
 
+/// Builds the table of a compiled set again, from its Service's backends; `None` if they do not belong together.
+pub fn slots_of(service: &Compiled, set: &CompiledSet) -> Option<Vec<u16>> {
+    let backends: HashMap<u32, &Backend> = service.backends.iter().map(|(id, b)| (*id, b)).collect();
+    let mut seen: HashMap<Addr, u32> = HashMap::with_capacity(set.members.len());
+    for (id, _) in &set.members {
+        *seen.entry(backends.get(id)?.addr).or_default() += 1;
+    }
+    let members: Vec<maglev::Member> = set
+        .members
+        .iter()
+        .map(|(id, weight)| {
+            let backend = backends.get(id)?;
+            Some(maglev::Member {
+                identity: identity(backend.addr, backend.port, seen[&backend.addr] > 1),
+                weight: *weight,
+            })
+        })
+        .collect::<Option<_>>()?;
+    let slots = maglev::build(&members, set.table.slots)?;
+    (table_hash(slots.iter().copied()) == set.table.content).then_some(slots)
+}
+
+/// What makes an endpoint the same on every node: its address, and its port where the address occurs twice.
+fn identity(addr: Addr, port: Port, with_port: bool) -> u64 {
+    let words = addr.words.map(|w| u64::from(u32::from_be(w)));
+    let port = if with_port { u64::from(port.get()) } else { 0 };
+    [words[0] << 32 | words[1], words[2] << 32 | words[3], port]
+        .into_iter()
+        .fold(0, hash::combine)
+}
+
 /// The members in the order of the list: by identity, which is the same on every node. The identity of an endpoint is
 /// its address, so that ports of one Service share a table; where an address occurs twice its port tells them apart.
 fn list_order(set: &model::BackendSet, backends: &[(u32, Backend)]) -> Vec<Placed> {
@@ -705,15 +744,7 @@ fn list_order(set: &model::BackendSet, backends: &[(u32, Backend)]) -> Vec<Place
             let found = backends
                 .binary_search_by_key(&(proto, addr, port), |(_, b)| order(b))
                 .ok()?;
-            let port = if seen[&addr] > 1 {
-                u64::from(member.port.get())
-            } else {
-                0
-            };
-            let words = addr.words.map(|w| u64::from(u32::from_be(w)));
-            let identity = [words[0] << 32 | words[1], words[2] << 32 | words[3], port]
-                .into_iter()
-                .fold(0, hash::combine);
+            let identity = identity(addr, port, seen[&addr] > 1);
             Some(Placed {
                 identity,
                 weight: member.weight,
