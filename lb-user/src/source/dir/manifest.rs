@@ -182,8 +182,7 @@ impl<'a> Reading<'a> {
             return self.report(tree.line, "(document)", missing, message);
         };
         match (version, kind) {
-            ("v1", "List")
-            | ("v1", "ServiceList" | "NodeList")
+            ("v1", "List" | "ServiceList" | "NodeList")
             | ("discovery.k8s.io/v1", "EndpointSliceList") => {
                 self.list(tree, kind, depth);
             }
