@@ -102,12 +102,8 @@ fn truth(server: &ApiServer) -> Outcome {
     for resource in RESOURCES {
         for object in server.objects(resource) {
             let converted = match resource {
-                Resource::Services => {
-                    converter.service(&serde_json::from_value(object).expect("a Service"))
-                }
-                Resource::Slices => {
-                    converter.slice(&serde_json::from_value(object).expect("a slice"))
-                }
+                Resource::Services => converter.service(&serde_json::from_value(object).expect("a Service")),
+                Resource::Slices => converter.slice(&serde_json::from_value(object).expect("a slice")),
                 Resource::Nodes => converter.node(&serde_json::from_value(object).expect("a Node")),
             };
             if let Some(object) = converted.object {
@@ -162,8 +158,7 @@ impl Lab {
             ));
         }
         let mut lab = Self::over(server);
-        lab.until("the first sync", |lab| lab.desired.synced())
-            .await;
+        lab.until("the first sync", |lab| lab.desired.synced()).await;
         lab.until_true("the first state").await;
         lab
     }
@@ -201,10 +196,7 @@ impl Lab {
         self.until(what, all).await;
         self.until(&format!("{what}: connected"), |lab| {
             let status = lab.running.status.snapshot();
-            status
-                .kinds
-                .values()
-                .all(|kind| kind.connected && kind.error.is_none())
+            status.kinds.values().all(|kind| kind.connected && kind.error.is_none())
         })
         .await;
     }
@@ -236,11 +228,8 @@ impl Lab {
     fn change(&self, round: u8) {
         let fresh = 100 + round;
         self.server.apply(service(&format!("svc-{fresh}"), fresh));
-        self.server.apply(slice(
-            &format!("svc-{fresh}-a"),
-            &format!("svc-{fresh}"),
-            &["10.0.3.1"],
-        ));
+        self.server
+            .apply(slice(&format!("svc-{fresh}-a"), &format!("svc-{fresh}"), &["10.0.3.1"]));
         self.server
             .apply(slice("svc-1-a", "svc-1", &[&format!("10.0.2.{fresh}")]));
         let gone = if round == 0 { 5 } else { 99 + round };
@@ -267,8 +256,7 @@ async fn lists_by_pages_and_follows_changes_without_listing_again() {
         lab.until_true("the change").await;
     }
     lab.server.apply(node(NODE, "192.168.0.77"));
-    lab.until_true("the node's new address moves the NodePorts")
-        .await;
+    lab.until_true("the node's new address moves the NodePorts").await;
     assert_eq!(lab.lists(), 3, "one list of each kind");
     lab.end().await;
 }
@@ -296,9 +284,7 @@ async fn every_fault_is_lived_through_and_drops_nothing() {
         lab.until(&format!("{fault:?} is met"), |lab| match fault {
             Fault::RefuseConnections => errors(lab) >= errors_before + 9,
             Fault::WatchCloses | Fault::EventCut => lab.server.struck() >= struck + 9,
-            fault if fault.spares_lists() => {
-                errors(lab) > errors_before && lab.server.struck() > struck
-            }
+            fault if fault.spares_lists() => errors(lab) > errors_before && lab.server.struck() > struck,
             _ => errors(lab) >= errors_before + 9 && lab.server.struck() >= struck + 9,
         })
         .await;
@@ -373,12 +359,7 @@ async fn a_deletion_during_an_outage_is_seen_by_the_list_after_it() {
     // The events are forgotten: only a list can tell.
     lab.server.compact();
     lab.until("the outage is noticed", |lab| {
-        lab.running
-            .status
-            .snapshot()
-            .kinds
-            .values()
-            .all(|kind| !kind.connected)
+        lab.running.status.snapshot().kinds.values().all(|kind| !kind.connected)
     })
     .await;
     assert_eq!(
@@ -439,13 +420,8 @@ async fn an_expired_continue_token_starts_the_list_anew() {
     }
     server.set_fault(Some(Fault::ContinueExpired)).await;
     let mut lab = Lab::over(server);
-    lab.until("the second page fails", |lab| lab.server.struck() >= 3)
-        .await;
-    assert_eq!(
-        lab.desired.names().count(),
-        0,
-        "a part of a list is no list"
-    );
+    lab.until("the second page fails", |lab| lab.server.struck() >= 3).await;
+    assert_eq!(lab.desired.names().count(), 0, "a part of a list is no list");
     assert!(!lab.desired.synced_kind(Kind::Service));
     lab.server.set_fault(None).await;
     lab.until_true("the whole list").await;
@@ -551,18 +527,14 @@ async fn long_sequences_of_changes_and_faults_end_in_the_servers_state() {
                 3..=5 => {
                     let slice_name = format!("{name}-{}", dice.roll(3));
                     let owner = format!("svc-{}", 1 + dice.roll(20));
-                    let addresses: Vec<String> = (0..dice.roll(4))
-                        .map(|i| format!("10.1.{i}.{last}"))
-                        .collect();
+                    let addresses: Vec<String> = (0..dice.roll(4)).map(|i| format!("10.1.{i}.{last}")).collect();
                     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
                     lab.server.apply(slice(&slice_name, &owner, &addresses));
                 }
                 6 => lab.server.delete(Resource::Services, "default", &name),
-                7 => lab.server.delete(
-                    Resource::Slices,
-                    "default",
-                    &format!("{name}-{}", dice.roll(3)),
-                ),
+                7 => lab
+                    .server
+                    .delete(Resource::Slices, "default", &format!("{name}-{}", dice.roll(3))),
                 8 => lab.server.compact(),
                 9 => lab.server.disconnect(),
                 10 => lab.server.bookmark(),
@@ -590,12 +562,7 @@ async fn updates_are_whole_before_they_are_called_synced() {
     let mut lab = Lab::over(server);
     let mut replaced = Vec::new();
     while !lab.desired.synced() {
-        let update = lab
-            .running
-            .updates
-            .recv()
-            .await
-            .expect("the source goes on");
+        let update = lab.running.updates.recv().await.expect("the source goes on");
         match &update {
             Update::Replace(Content::Services(services)) => {
                 assert_eq!(services.len(), 1);
@@ -603,10 +570,7 @@ async fn updates_are_whole_before_they_are_called_synced() {
             }
             Update::Replace(Content::Slices(_)) => replaced.push(Kind::Slice),
             Update::Replace(Content::Nodes(_)) => replaced.push(Kind::Node),
-            Update::Synced(kind) => assert!(
-                replaced.contains(kind),
-                "{kind:?} is synced before its content came"
-            ),
+            Update::Synced(kind) => assert!(replaced.contains(kind), "{kind:?} is synced before its content came"),
             Update::Apply(Object::Service(_)) => panic!("an event before the list"),
             _ => {}
         }

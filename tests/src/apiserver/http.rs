@@ -37,13 +37,8 @@ impl Body for Parts {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        self.0
-            .poll_recv(cx)
-            .map(|part| part.map(|part| part.map(Frame::data)))
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.0.poll_recv(cx).map(|part| part.map(|part| part.map(Frame::data)))
     }
 }
 
@@ -80,11 +75,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
 
 async fn answer(request: Request<Incoming>, shared: &Arc<Shared>) -> Response<Parts> {
     let Some(resource) = Resource::at(request.uri().path()) else {
-        return status(
-            404,
-            "NotFound",
-            "the server could not find the requested resource",
-        );
+        return status(404, "NotFound", "the server could not find the requested resource");
     };
     let query = query(request.uri().query().unwrap_or_default());
     let is_watch = query.get("watch").is_some_and(|watch| watch == "true");
@@ -102,17 +93,12 @@ async fn answer(request: Request<Incoming>, shared: &Arc<Shared>) -> Response<Pa
         }
         fault
     };
-    let text =
-        |content_type: &str, code: u16, text: &str| whole(code, content_type, text.to_owned());
+    let text = |content_type: &str, code: u16, text: &str| whole(code, content_type, text.to_owned());
     match fault {
         Some(Fault::Silent) => std::future::pending().await,
         Some(Fault::Status(code)) => status(code, "Fault", "a fault was asked for"),
         Some(Fault::Html) => text("text/html", 200, "<html><body>Welcome</body></html>"),
-        Some(Fault::HtmlBadGateway) => text(
-            "text/html",
-            502,
-            "<html><body>502 Bad Gateway</body></html>",
-        ),
+        Some(Fault::HtmlBadGateway) => text("text/html", 502, "<html><body>502 Bad Gateway</body></html>"),
         Some(Fault::EmptyObject) => text("application/json", 200, "{}"),
         Some(Fault::WrongKind) => text(
             "application/json",
@@ -121,16 +107,11 @@ async fn answer(request: Request<Incoming>, shared: &Arc<Shared>) -> Response<Pa
         ),
         Some(Fault::EmptyItems) => {
             let kind = resource.kind();
-            let text = format!(
-                r#"{{"kind":"{kind}List","metadata":{{"resourceVersion":"5000"}},"items":[{{}},{{}}]}}"#
-            );
+            let text =
+                format!(r#"{{"kind":"{kind}List","metadata":{{"resourceVersion":"5000"}},"items":[{{}},{{}}]}}"#);
             whole(200, "application/json", text)
         }
-        Some(Fault::TruncatedJson) => text(
-            "application/json",
-            200,
-            r#"{"kind":"ServiceList","metadata":{"resour"#,
-        ),
+        Some(Fault::TruncatedJson) => text("application/json", 200, r#"{"kind":"ServiceList","metadata":{"resour"#),
         Some(Fault::CutAnswer) => {
             let (sender, response) = parts(200, "application/json");
             let half = r#"{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"5000"},"items":["#;
@@ -173,12 +154,7 @@ fn list(
         }
         None => Some(state.store.list(resource, name_selector(query), limit)),
     };
-    let Some(Page {
-        version,
-        items,
-        next,
-    }) = page
-    else {
+    let Some(Page { version, items, next }) = page else {
         return status(410, "Expired", "The provided continue parameter is too old");
     };
     let list = json!({
@@ -270,9 +246,7 @@ impl Watch {
             let events = state.store.events_after(self.resource, self.version);
             let strikes = match fault {
                 Some(Fault::WatchGoneEvent | Fault::WatchErrorEvent | Fault::WatchCloses) => true,
-                Some(Fault::EventCut | Fault::EventTruncated | Fault::EventGarbage) => {
-                    !events.is_empty()
-                }
+                Some(Fault::EventCut | Fault::EventTruncated | Fault::EventGarbage) => !events.is_empty(),
                 _ => false,
             };
             state.struck += u64::from(strikes);
@@ -295,9 +269,7 @@ impl Watch {
             if event.event_type == "BOOKMARK" && !self.bookmarks {
                 continue;
             }
-            let named = |name: &String| {
-                event.event_type == "BOOKMARK" || event.object["metadata"]["name"] == **name
-            };
+            let named = |name: &String| event.event_type == "BOOKMARK" || event.object["metadata"]["name"] == **name;
             if !self.name.as_ref().is_none_or(named) {
                 continue;
             }
@@ -372,9 +344,7 @@ fn name_selector(query: &HashMap<String, String>) -> Option<&str> {
 /// The parameters of a query, decoded.
 fn query(text: &str) -> HashMap<String, String> {
     let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
-    pairs
-        .map(|(key, value)| (decode(key), decode(value)))
-        .collect()
+    pairs.map(|(key, value)| (decode(key), decode(value))).collect()
 }
 
 fn decode(text: &str) -> String {

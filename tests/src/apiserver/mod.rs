@@ -142,11 +142,7 @@ impl ApiServer {
     pub async fn set_fault(&self, fault: Option<Fault>) {
         let was = std::mem::replace(&mut self.shared.state().fault, fault);
         if fault == Some(Fault::RefuseConnections) {
-            let listener = self
-                .listener
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
+            let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(listener) = listener {
                 listener.abort();
                 // The port is free when the task is gone, not before.
@@ -173,12 +169,7 @@ impl ApiServer {
 
     /// What was asked about a kind so far.
     pub fn requests(&self, resource: Resource) -> Requests {
-        self.shared
-            .state()
-            .requests
-            .get(&resource)
-            .copied()
-            .unwrap_or_default()
+        self.shared.state().requests.get(&resource).copied().unwrap_or_default()
     }
 
     fn accept(&self, listener: TcpListener) {
@@ -189,12 +180,7 @@ impl ApiServer {
 
 impl Drop for ApiServer {
     fn drop(&mut self) {
-        if let Some(listener) = self
-            .listener
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-        {
+        if let Some(listener) = self.listener.lock().unwrap_or_else(PoisonError::into_inner).take() {
             listener.abort();
         }
         self.disconnect();

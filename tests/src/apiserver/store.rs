@@ -96,25 +96,17 @@ impl Default for Store {
 impl Store {
     pub(super) fn apply(&mut self, mut object: Value) {
         let resource = Resource::of(&object).expect("a Service, an EndpointSlice or a Node");
-        let name = object["metadata"]["name"]
-            .as_str()
-            .expect("a name")
-            .to_owned();
+        let name = object["metadata"]["name"].as_str().expect("a name").to_owned();
         let namespace = match resource {
             Resource::Nodes => String::new(),
-            _ => object["metadata"]["namespace"]
-                .as_str()
-                .unwrap_or("default")
-                .to_owned(),
+            _ => object["metadata"]["namespace"].as_str().unwrap_or("default").to_owned(),
         };
         if resource != Resource::Nodes {
             object["metadata"]["namespace"] = json!(namespace);
         }
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        let old = self
-            .objects
-            .insert((resource, namespace, name), object.clone());
+        let old = self.objects.insert((resource, namespace, name), object.clone());
         self.history.push(Event {
             version: self.version,
             resource,
@@ -124,10 +116,7 @@ impl Store {
     }
 
     pub(super) fn delete(&mut self, resource: Resource, namespace: &str, name: &str) {
-        let Some(mut object) =
-            self.objects
-                .remove(&(resource, namespace.to_owned(), name.to_owned()))
-        else {
+        let Some(mut object) = self.objects.remove(&(resource, namespace.to_owned(), name.to_owned())) else {
             return;
         };
         self.version += 1;
@@ -158,10 +147,7 @@ impl Store {
     }
 
     pub(super) fn objects(&self, resource: Resource) -> Vec<Value> {
-        let of_kind = self
-            .objects
-            .iter()
-            .filter(|((kind, _, _), _)| *kind == resource);
+        let of_kind = self.objects.iter().filter(|((kind, _, _), _)| *kind == resource);
         of_kind.map(|(_, object)| object.clone()).collect()
     }
 
@@ -193,10 +179,7 @@ impl Store {
     /// What happened after a version, or the version itself lies in the past that is forgotten.
     pub(super) fn events_after(&self, resource: Resource, version: u64) -> Vec<Event> {
         let later = self.history.iter().filter(|event| event.version > version);
-        later
-            .filter(|event| event.resource == resource)
-            .cloned()
-            .collect()
+        later.filter(|event| event.resource == resource).cloned().collect()
     }
 
     /// The first page of a list.
@@ -227,10 +210,6 @@ impl Store {
             self.continued.insert(token.clone(), (version, rest));
             token
         });
-        Page {
-            version,
-            items,
-            next,
-        }
+        Page { version, items, next }
     }
 }

@@ -75,12 +75,7 @@ struct Position {
 }
 
 impl Feed {
-    pub(super) fn new(
-        kind: Kind,
-        options: Arc<Options>,
-        status: Arc<Status>,
-        updates: mpsc::Sender<Update>,
-    ) -> Self {
+    pub(super) fn new(kind: Kind, options: Arc<Options>, status: Arc<Status>, updates: mpsc::Sender<Update>) -> Self {
         Self {
             kind,
             options,
@@ -133,24 +128,14 @@ impl Feed {
     }
 
     /// Lists if need be, then watches until the watch ends.
-    async fn attempt(
-        &mut self,
-        position: &mut Position,
-        liveness: &Liveness,
-    ) -> Result<(), TryError> {
+    async fn attempt(&mut self, position: &mut Position, liveness: &Liveness) -> Result<(), TryError> {
         let client = match &position.client {
             Some(client) => client.clone(),
-            None => position
-                .client
-                .insert(wire::client(&self.options).await?)
-                .clone(),
+            None => position.client.insert(wire::client(&self.options).await?).clone(),
         };
         let version = match &position.version {
             Some(version) => version.clone(),
-            None => position
-                .version
-                .insert(self.list(&client, liveness).await?)
-                .clone(),
+            None => position.version.insert(self.list(&client, liveness).await?).clone(),
         };
         let mut events = match wire::watch(&client, self.kind, &self.options, &version).await {
             Ok(events) => events,
@@ -196,10 +181,7 @@ impl Feed {
             let head = page::read_page(&text, self.kind, &mut converter, &mut |converted| {
                 objects.extend(converted.object);
                 if !converted.problems.is_empty() {
-                    problems.push((
-                        subject(self.kind, converted.key.as_ref()),
-                        converted.problems,
-                    ));
+                    problems.push((subject(self.kind, converted.key.as_ref()), converted.problems));
                 }
             })
             .map_err(WireError::Answer)?;
@@ -208,8 +190,7 @@ impl Feed {
                 None => break head.version,
             }
         };
-        self.send(Update::Replace(content(self.kind, objects)))
-            .await?;
+        self.send(Update::Replace(content(self.kind, objects))).await?;
         let healed = std::mem::take(&mut self.troubled);
         for subject in healed {
             if problems.iter().all(|(troubled, _)| *troubled != subject) {
@@ -227,24 +208,17 @@ impl Feed {
 
     /// Takes one event in; tells its version.
     async fn take_event(&mut self, line: &[u8]) -> Result<String, TryError> {
-        let event = page::read_event(line, self.kind, &mut converter(&mut self.names))
-            .map_err(WireError::Answer)?;
+        let event = page::read_event(line, self.kind, &mut converter(&mut self.names)).map_err(WireError::Answer)?;
         match event {
             WatchEvent::Bookmark(version) => Ok(version),
-            WatchEvent::Error { code, message } => {
-                Err(WireError::WatchEnded { code, message }.into())
-            }
+            WatchEvent::Error { code, message } => Err(WireError::WatchEnded { code, message }.into()),
             WatchEvent::Deleted(key, version) => {
                 self.say(subject(self.kind, Some(&key)), Vec::new()).await?;
                 self.send(Update::Delete(key)).await?;
                 Ok(version)
             }
             WatchEvent::Applied(converted, version) => {
-                let Converted {
-                    key,
-                    object,
-                    problems,
-                } = converted;
+                let Converted { key, object, problems } = converted;
                 self.say(subject(self.kind, key.as_ref()), problems).await?;
                 match (object, key) {
                     (Some(object), _) => self.send(Update::Apply(object)).await?,
@@ -271,10 +245,7 @@ impl Feed {
     }
 
     async fn send(&self, update: Update) -> Result<(), FeedError> {
-        self.updates
-            .send(update)
-            .await
-            .map_err(|_| FeedError::NobodyListens)
+        self.updates.send(update).await.map_err(|_| FeedError::NobodyListens)
     }
 }
 

@@ -36,14 +36,8 @@ pub(super) fn read_page(
     take: &mut dyn FnMut(Converted),
 ) -> Result<PageHead, String> {
     let mut deserializer = serde_json::Deserializer::from_slice(text);
-    let seed = PageSeed {
-        kind,
-        converter,
-        take,
-    };
-    let head = seed
-        .deserialize(&mut deserializer)
-        .map_err(|error| error.to_string())?;
+    let seed = PageSeed { kind, converter, take };
+    let head = seed.deserialize(&mut deserializer).map_err(|error| error.to_string())?;
     deserializer.end().map_err(|error| error.to_string())?;
     Ok(head)
 }
@@ -70,26 +64,18 @@ pub(super) enum WatchEvent {
 ///
 /// # Errors
 /// The text is no event, or its object is nothing.
-pub(super) fn read_event(
-    text: &[u8],
-    kind: Kind,
-    converter: &mut Converter<'_>,
-) -> Result<WatchEvent, String> {
+pub(super) fn read_event(text: &[u8], kind: Kind, converter: &mut Converter<'_>) -> Result<WatchEvent, String> {
     #[derive(Deserialize)]
     struct Envelope {
         r#type: String,
         object: serde_json::Value,
     }
 
-    let Envelope { r#type, object } =
-        serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let Envelope { r#type, object } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if r#type == "ERROR" {
         return Ok(WatchEvent::Error {
             code: object["code"].as_i64().unwrap_or_default(),
-            message: object["message"]
-                .as_str()
-                .unwrap_or("(no message)")
-                .to_owned(),
+            message: object["message"].as_str().unwrap_or("(no message)").to_owned(),
         });
     }
     let version = object["metadata"]["resourceVersion"]
@@ -97,16 +83,10 @@ pub(super) fn read_event(
         .unwrap_or_default()
         .to_owned();
     if version.is_empty() {
-        return Err(format!(
-            "a {} event without metadata.resourceVersion",
-            r#type
-        ));
+        return Err(format!("a {} event without metadata.resourceVersion", r#type));
     }
     match &*r#type {
-        "ADDED" | "MODIFIED" => Ok(WatchEvent::Applied(
-            read_item(&object, kind, converter)?,
-            version,
-        )),
+        "ADDED" | "MODIFIED" => Ok(WatchEvent::Applied(read_item(&object, kind, converter)?, version)),
         "DELETED" => Ok(WatchEvent::Deleted(key_of(&object, kind)?, version)),
         "BOOKMARK" => Ok(WatchEvent::Bookmark(version)),
         other => Err(format!("an event of type {other:?}")),
@@ -128,16 +108,10 @@ fn key_of(object: &serde_json::Value, kind: Kind) -> Result<ObjectKey, String> {
     })
 }
 
-fn read_item(
-    object: &serde_json::Value,
-    kind: Kind,
-    converter: &mut Converter<'_>,
-) -> Result<Converted, String> {
+fn read_item(object: &serde_json::Value, kind: Kind, converter: &mut Converter<'_>) -> Result<Converted, String> {
     let key = key_of(object, kind)?;
     let converted = match kind {
-        Kind::Slice => {
-            discovery::EndpointSlice::deserialize(object).map(|slice| converter.slice(&slice))
-        }
+        Kind::Slice => discovery::EndpointSlice::deserialize(object).map(|slice| converter.slice(&slice)),
         Kind::Node => core::Node::deserialize(object).map(|node| converter.node(&node)),
         Kind::Service | Kind::Addresses => {
             core::Service::deserialize(object).map(|service| converter.service(&service))
@@ -200,9 +174,7 @@ impl<'de> Visitor<'de> for PageSeed<'_, '_> {
             }
         }
         if kind.as_deref() != Some(&wanted) {
-            return Err(A::Error::custom(format!(
-                "found kind {kind:?}; wanted {wanted}"
-            )));
+            return Err(A::Error::custom(format!("found kind {kind:?}; wanted {wanted}")));
         }
         let metadata = metadata.unwrap_or_default();
         let next = metadata.r#continue.filter(|token| !token.is_empty());
@@ -242,11 +214,7 @@ impl<'de> Visitor<'de> for ItemsSeed<'_, '_, '_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        let PageSeed {
-            kind,
-            converter,
-            take,
-        } = self.0;
+        let PageSeed { kind, converter, take } = self.0;
         while let Some(item) = seq.next_element::<serde_json::Value>()? {
             take(read_item(&item, *kind, converter).map_err(A::Error::custom)?);
         }

@@ -70,14 +70,7 @@ impl WireError {
 
     /// Whether the credentials may be the reason, so that they should be read anew.
     pub(super) fn needs_setup(&self) -> bool {
-        matches!(
-            self,
-            Self::Setup(_)
-                | Self::Refused {
-                    code: 401 | 403,
-                    ..
-                }
-        )
+        matches!(self, Self::Setup(_) | Self::Refused { code: 401 | 403, .. })
     }
 
     fn of_kube(error: &kube::Error) -> Self {
@@ -117,8 +110,7 @@ pub(super) async fn client(options: &Options) -> Result<Client, WireError> {
         }
         (None, Some(path)) => {
             let kubeconfig = Kubeconfig::read_from(path).map_err(|error| setup(&error))?;
-            let chosen =
-                Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+            let chosen = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
             chosen.map_err(|error| setup(&error))?
         }
         (None, None) => Config::infer().await.map_err(|error| setup(&error))?,
@@ -130,10 +122,7 @@ pub(super) async fn client(options: &Options) -> Result<Client, WireError> {
 /// The path and the field selector of a kind's collection.
 fn collection(kind: Kind, node_name: &str) -> (Request, Option<String>) {
     match kind {
-        Kind::Slice => (
-            Request::new("/apis/discovery.k8s.io/v1/endpointslices"),
-            None,
-        ),
+        Kind::Slice => (Request::new("/apis/discovery.k8s.io/v1/endpointslices"), None),
         Kind::Node => (
             Request::new("/api/v1/nodes"),
             Some(format!("metadata.name={node_name}")),
@@ -156,17 +145,13 @@ pub(super) async fn page(
         continue_token,
         ..ListParams::default()
     };
-    let request = request
-        .list(&params)
-        .map_err(|error| WireError::Setup(chain(&error)))?;
+    let request = request.list(&params).map_err(|error| WireError::Setup(chain(&error)))?;
     let answer = options.timing.answer;
     let mut body = ask(client, request.map(Body::from), answer).await?;
     let mut text = BytesMut::new();
     while let Some(part) = body.part(answer).await? {
         if text.len() + part.len() > LARGEST_ANSWER {
-            return Err(WireError::Answer(format!(
-                "a page of more than {LARGEST_ANSWER} bytes"
-            )));
+            return Err(WireError::Answer(format!("a page of more than {LARGEST_ANSWER} bytes")));
         }
         text.extend_from_slice(&part);
     }
@@ -174,12 +159,7 @@ pub(super) async fn page(
 }
 
 /// Opens a watch from a version on.
-pub(super) async fn watch(
-    client: &Client,
-    kind: Kind,
-    options: &Options,
-    version: &str,
-) -> Result<Events, WireError> {
+pub(super) async fn watch(client: &Client, kind: Kind, options: &Options, version: &str) -> Result<Events, WireError> {
     let (request, field_selector) = collection(kind, &options.node_name);
     let params = WatchParams {
         field_selector,
@@ -191,9 +171,7 @@ pub(super) async fn watch(
         .watch(&params, version)
         .map_err(|error| WireError::Setup(chain(&error)))?;
     // A compressed stream cannot be taken apart event by event.
-    let plain = "identity"
-        .parse()
-        .map_err(|_| WireError::Setup("header".to_owned()))?;
+    let plain = "identity".parse().map_err(|_| WireError::Setup("header".to_owned()))?;
     request.headers_mut().insert("accept-encoding", plain);
     let body = ask(client, request.map(Body::from), options.timing.answer).await?;
     Ok(Events {
@@ -204,11 +182,7 @@ pub(super) async fn watch(
 }
 
 /// Sends a request and takes the head of its answer: JSON with a good status, or an error.
-async fn ask(
-    client: &Client,
-    request: hyper::Request<Body>,
-    limit: Duration,
-) -> Result<Answer, WireError> {
+async fn ask(client: &Client, request: hyper::Request<Body>, limit: Duration) -> Result<Answer, WireError> {
     let response = timeout(limit, client.send(request))
         .await
         .map_err(|_| WireError::Silence(limit))?
@@ -271,9 +245,7 @@ impl Answer {
             text.extend_from_slice(&part);
         }
         match serde_json::from_slice::<serde_json::Value>(&text) {
-            Ok(status) if status["message"].is_string() => {
-                status["message"].as_str().unwrap_or_default().to_owned()
-            }
+            Ok(status) if status["message"].is_string() => status["message"].as_str().unwrap_or_default().to_owned(),
             _ => quote(String::from_utf8_lossy(&text).trim()),
         }
     }
@@ -294,10 +266,7 @@ impl Events {
     /// Safe to drop before it is done: nothing that has arrived is lost.
     pub(super) async fn next(&mut self, silence: Duration) -> Result<Option<Bytes>, WireError> {
         loop {
-            if let Some(end) = self.text[self.searched..]
-                .iter()
-                .position(|&byte| byte == b'\n')
-            {
+            if let Some(end) = self.text[self.searched..].iter().position(|&byte| byte == b'\n') {
                 let line = self.text.split_to(self.searched + end + 1).freeze();
                 self.searched = 0;
                 if line.trim_ascii().is_empty() {
