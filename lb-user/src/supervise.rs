@@ -131,11 +131,7 @@ const MOST_WAIT: Duration = Duration::from_secs(10);
 const WORKED: Duration = Duration::from_secs(30);
 
 /// Runs `make`'s future again and again until `cancel`; the handle ends with cancellation alone.
-pub fn supervise<Make, Run, Error>(
-    name: &str,
-    cancel: CancellationToken,
-    make: Make,
-) -> (JoinHandle<()>, Arc<Liveness>)
+pub fn supervise<Make, Run, Error>(name: &str, cancel: CancellationToken, make: Make) -> (JoinHandle<()>, Arc<Liveness>)
 where
     Make: FnMut(Arc<Liveness>) -> Run + Send + 'static,
     Run: Future<Output = Result<(), Error>> + Send,
@@ -252,12 +248,7 @@ mod tests {
         let seen = liveness.snapshot();
         assert!(seen.running);
         assert_eq!(seen.starts, 4);
-        assert!(
-            seen.last_end
-                .expect("it ended before")
-                .1
-                .contains("on purpose")
-        );
+        assert!(seen.last_end.expect("it ended before").1.contains("on purpose"));
 
         cancel.cancel();
         handle.await.expect("the supervisor itself does not panic");
@@ -286,10 +277,7 @@ mod tests {
         let mut most = Duration::from_millis(100);
         for _ in 0..50 {
             let wait = backoff.next_wait();
-            assert!(
-                wait >= most / 2 && wait <= most,
-                "{wait:?} is not within {most:?}"
-            );
+            assert!(wait >= most / 2 && wait <= most, "{wait:?} is not within {most:?}");
             most = (most * 2).min(Duration::from_secs(10));
         }
         backoff.reset();

@@ -52,24 +52,13 @@ pub(super) struct Ground {
 }
 
 /// All that a Service asks for and may have, each key once; what it may not have goes to `refuse`.
-pub(super) fn claims(
-    service: &Service,
-    ground: &Ground,
-    mut refuse: impl FnMut(Problem),
-) -> Vec<Claim> {
-    let serves = |addr: IpAddr| {
-        service
-            .cluster_ips
-            .iter()
-            .any(|ip| Family::of(*ip) == Family::of(addr))
-    };
+pub(super) fn claims(service: &Service, ground: &Ground, mut refuse: impl FnMut(Problem)) -> Vec<Claim> {
+    let serves = |addr: IpAddr| service.cluster_ips.iter().any(|ip| Family::of(*ip) == Family::of(addr));
     let mut allowed = |addr: IpAddr, field: String| {
         let message = if ground.own.contains(&addr) {
             format!("{addr} is an address of this node itself; wanted one that no node has")
         } else if !serves(addr) {
-            format!(
-                "{addr} is of a family that the Service has no cluster IP of, and is not served"
-            )
+            format!("{addr} is of a family that the Service has no cluster IP of, and is not served")
         } else {
             return true;
         };
@@ -83,12 +72,7 @@ pub(super) fn claims(
     };
 
     let mut addresses: Vec<(IpAddr, FrontendKind)> = Vec::new();
-    addresses.extend(
-        service
-            .cluster_ips
-            .iter()
-            .map(|&addr| (addr, FrontendKind::ClusterIp)),
-    );
+    addresses.extend(service.cluster_ips.iter().map(|&addr| (addr, FrontendKind::ClusterIp)));
     if ground.external_ips {
         for (i, &addr) in service.external_ips.iter().enumerate() {
             if allowed(addr, format!("spec.externalIPs[{i}]")) {
@@ -103,27 +87,17 @@ pub(super) fn claims(
             }
         }
     }
-    let node_ports = matches!(
-        service.service_type,
-        ServiceType::NodePort | ServiceType::LoadBalancer
-    );
+    let node_ports = matches!(service.service_type, ServiceType::NodePort | ServiceType::LoadBalancer);
 
     let mut seen: BTreeSet<Key> = BTreeSet::new();
     let mut claims = Vec::with_capacity(addresses.len() * service.ports.len());
     for (i, port) in service.ports.iter().enumerate() {
-        let on_service = addresses
-            .iter()
-            .map(|&(addr, kind)| (addr, port.port, kind));
+        let on_service = addresses.iter().map(|&(addr, kind)| (addr, port.port, kind));
         let on_node = port
             .node_port
             .filter(|_| node_ports)
             .into_iter()
-            .flat_map(|node_port| {
-                ground
-                    .node_port_addresses
-                    .iter()
-                    .map(move |&addr| (addr, node_port))
-            })
+            .flat_map(|node_port| ground.node_port_addresses.iter().map(move |&addr| (addr, node_port)))
             .filter(|&(addr, _)| serves(addr))
             .map(|(addr, node_port)| (addr, node_port, FrontendKind::NodePort));
         for (addr, number, kind) in on_service.chain(on_node) {
@@ -171,10 +145,7 @@ pub(super) struct Owners {
 impl Owners {
     /// The owner of a key.
     pub(super) fn owner(&self, key: &Key) -> Option<&ObjectName> {
-        self.claimants
-            .get(key)?
-            .first()
-            .map(|claimant| &claimant.name)
+        self.claimants.get(key)?.first().map(|claimant| &claimant.name)
     }
 
     /// Adds a Service's claim; tells the Service that loses the key by it, if one does.
@@ -216,16 +187,10 @@ impl Owners {
     }
 
     /// Every key that more than one Service asks for: its owner, and those who wait for it.
-    pub(super) fn contested(
-        &self,
-    ) -> impl Iterator<Item = (Key, &ObjectName, impl Iterator<Item = &ObjectName>)> {
+    pub(super) fn contested(&self) -> impl Iterator<Item = (Key, &ObjectName, impl Iterator<Item = &ObjectName>)> {
         self.contested.iter().filter_map(|key| {
             let (owner, others) = self.claimants.get(key)?.split_first()?;
-            Some((
-                *key,
-                &owner.name,
-                others.iter().map(|claimant| &claimant.name),
-            ))
+            Some((*key, &owner.name, others.iter().map(|claimant| &claimant.name)))
         })
     }
 }

@@ -111,11 +111,7 @@ impl<'a> Candidates<'a> {
         })
     }
 
-    fn view(
-        &self,
-        sees: impl Fn(&Candidate<'a>) -> bool,
-        near: impl Fn(&Candidate<'a>) -> bool,
-    ) -> View {
+    fn view(&self, sees: impl Fn(&Candidate<'a>) -> bool, near: impl Fn(&Candidate<'a>) -> bool) -> View {
         let ready = |c: &Candidate<'a>| c.endpoint.ready && near(c);
         let fallback = |c: &Candidate<'a>| c.endpoint.serving && c.endpoint.terminating;
         let seen = || self.0.iter().filter(|(_, candidate)| sees(candidate));
@@ -139,21 +135,11 @@ impl<'a> Candidates<'a> {
     /// Which hints count (C8): only if every ready endpoint carries them, and one of them is for here.
     fn topology(&self, place: &Place) -> Topology {
         let ready = || self.0.values().filter(|c| c.endpoint.ready);
-        let all_hinted_to_nodes = ready().all(|c| {
-            c.endpoint
-                .hints
-                .as_ref()
-                .is_some_and(|h| !h.nodes.is_empty())
-        });
+        let all_hinted_to_nodes = ready().all(|c| c.endpoint.hints.as_ref().is_some_and(|h| !h.nodes.is_empty()));
         if all_hinted_to_nodes && ready().any(|c| hinted_to_node(c, place)) {
             return Topology::Node;
         }
-        let all_hinted_to_zones = ready().all(|c| {
-            c.endpoint
-                .hints
-                .as_ref()
-                .is_some_and(|h| !h.zones.is_empty())
-        });
+        let all_hinted_to_zones = ready().all(|c| c.endpoint.hints.as_ref().is_some_and(|h| !h.zones.is_empty()));
         if all_hinted_to_zones && ready().any(|c| hinted_to_zone(c, place)) {
             return Topology::Zone;
         }

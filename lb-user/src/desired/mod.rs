@@ -21,9 +21,8 @@ use self::{
     endpoints::{Candidates, Place},
 };
 use crate::model::{
-    BackendSet, Cidr, Content, DesiredService, Family, Frontend, FrontendKind, Kind, Node,
-    NodeAddresses, Object, ObjectKey, ObjectName, Problem, Protocol, Scope, Service, ServiceType,
-    SetName, Slice, Update, WhenEmpty,
+    BackendSet, Cidr, Content, DesiredService, Family, Frontend, FrontendKind, Kind, Node, NodeAddresses, Object,
+    ObjectKey, ObjectName, Problem, Protocol, Scope, Service, ServiceType, SetName, Slice, Update, WhenEmpty,
 };
 
 /// On which of the node's addresses NodePorts are served (C12). Never on loopback or link-local ones.
@@ -127,14 +126,10 @@ impl Desired {
     pub fn apply(&mut self, update: Update) -> Changed {
         let mut changed = Changed::default();
         match update {
-            Update::Replace(Content::Services(services)) => {
-                self.replace_services(services, &mut changed)
-            }
+            Update::Replace(Content::Services(services)) => self.replace_services(services, &mut changed),
             Update::Replace(Content::Slices(slices)) => self.replace_slices(slices, &mut changed),
             Update::Replace(Content::Nodes(nodes)) => {
-                let own = nodes
-                    .into_iter()
-                    .find(|node| *node.name == *self.config.node_name);
+                let own = nodes.into_iter().find(|node| *node.name == *self.config.node_name);
                 self.set_node(own, &mut changed);
             }
             Update::Apply(Object::Service(service)) => self.put_service(service, &mut changed),
@@ -178,10 +173,7 @@ impl Desired {
     /// What one Service wants in the kernel; `None` if it is not there or not ours (C1).
     pub fn service(&self, name: &ObjectName) -> Option<DesiredService> {
         let entry = self.entries.get(name)?;
-        let service = entry
-            .service
-            .as_deref()
-            .filter(|service| self.is_ours(service))?;
+        let service = entry.service.as_deref().filter(|service| self.is_ours(service))?;
 
         let mut sets: BTreeMap<SetName, BackendSet> = BTreeMap::new();
         let mut frontends: Vec<(SetName, Frontend)> = Vec::new();
@@ -200,13 +192,7 @@ impl Desired {
                 Scope::Cluster
             };
             let family = Family::of(claim.addr);
-            let candidates = Candidates::merge(
-                &entry.slices,
-                family,
-                &port.name,
-                port.protocol,
-                &self.place,
-            );
+            let candidates = Candidates::merge(&entry.slices, family, &port.name, port.protocol, &self.place);
             let set = SetName {
                 port_name: port.name.clone(),
                 protocol: port.protocol,
@@ -265,12 +251,7 @@ impl Desired {
     pub fn names(&self) -> impl Iterator<Item = &ObjectName> {
         self.entries
             .iter()
-            .filter(|(_, entry)| {
-                entry
-                    .service
-                    .as_deref()
-                    .is_some_and(|service| self.is_ours(service))
-            })
+            .filter(|(_, entry)| entry.service.as_deref().is_some_and(|service| self.is_ours(service)))
             .map(|(name, _)| name)
     }
 
@@ -288,18 +269,9 @@ impl Desired {
     ///
     /// An endpoint that is in no set's `members` or `draining` may still be here (unready and not serving, or of another
     /// node or zone); it is *gone* only when this says no.
-    pub fn holds_endpoint(
-        &self,
-        name: &ObjectName,
-        addr: IpAddr,
-        port: NonZeroU16,
-        protocol: Protocol,
-    ) -> bool {
+    pub fn holds_endpoint(&self, name: &ObjectName, addr: IpAddr, port: NonZeroU16, protocol: Protocol) -> bool {
         self.slices(name).iter().any(|slice| {
-            slice
-                .ports
-                .iter()
-                .any(|p| p.port == port && p.protocol == protocol)
+            slice.ports.iter().any(|p| p.port == port && p.protocol == protocol)
                 && slice.endpoints.iter().any(|endpoint| endpoint.addr == addr)
         })
     }
@@ -311,10 +283,7 @@ impl Desired {
 
     /// Whether every awaited kind has synced (C24).
     pub fn synced(&self) -> bool {
-        self.config
-            .awaited
-            .iter()
-            .all(|kind| self.synced.contains(kind))
+        self.config.awaited.iter().all(|kind| self.synced.contains(kind))
     }
 
     /// Whether one kind has synced.
@@ -327,11 +296,7 @@ impl Desired {
         let mut problems: Vec<Problem> = self.problems.values().flatten().cloned().collect();
         let mut refused = Vec::new();
         for entry in self.entries.values() {
-            let Some(service) = entry
-                .service
-                .as_deref()
-                .filter(|service| self.is_ours(service))
-            else {
+            let Some(service) = entry.service.as_deref().filter(|service| self.is_ours(service)) else {
                 continue;
             };
             if !service.external_ips.is_empty() || !service.load_balancer.is_empty() {
@@ -343,11 +308,7 @@ impl Desired {
                 let Some(entry) = self.entries.get(name) else {
                     continue;
                 };
-                let Some(claim) = entry
-                    .claims
-                    .iter()
-                    .find(|claim| claim.key() == (addr, port, protocol))
-                else {
+                let Some(claim) = entry.claims.iter().find(|claim| claim.key() == (addr, port, protocol)) else {
                     continue;
                 };
                 let protocol = match protocol {
@@ -365,9 +326,7 @@ impl Desired {
                 });
             }
         }
-        refused.sort_by(|a, b| {
-            (&a.object, &a.field, &a.message).cmp(&(&b.object, &b.field, &b.message))
-        });
+        refused.sort_by(|a, b| (&a.object, &a.field, &a.message).cmp(&(&b.object, &b.field, &b.message)));
         problems.extend(refused);
         problems
     }
@@ -397,12 +356,7 @@ impl Desired {
 
     fn replace_slices(&mut self, slices: Vec<Arc<Slice>>, changed: &mut Changed) {
         let kept: HashSet<&ObjectName> = slices.iter().map(|slice| &slice.name).collect();
-        let gone: Vec<ObjectName> = self
-            .filed
-            .keys()
-            .filter(|name| !kept.contains(name))
-            .cloned()
-            .collect();
+        let gone: Vec<ObjectName> = self.filed.keys().filter(|name| !kept.contains(name)).cloned().collect();
         for name in gone {
             self.drop_slice(&name, changed);
         }
@@ -422,26 +376,15 @@ impl Desired {
 
     fn drop_service(&mut self, name: &ObjectName, changed: &mut Changed) {
         self.exchange_service(name, None, changed);
-        if self
-            .entries
-            .get(name)
-            .is_some_and(|entry| entry.slices.is_empty())
-        {
+        if self.entries.get(name).is_some_and(|entry| entry.slices.is_empty()) {
             self.entries.remove(name);
         }
     }
 
     /// Puts another record, or none, under a Service's name, and settles who owns the addresses of both.
-    fn exchange_service(
-        &mut self,
-        name: &ObjectName,
-        new: Option<Arc<Service>>,
-        changed: &mut Changed,
-    ) {
+    fn exchange_service(&mut self, name: &ObjectName, new: Option<Arc<Service>>, changed: &mut Changed) {
         let new_claims = match &new {
-            Some(service) if self.is_ours(service) => {
-                claims::claims(service, &self.ground, |_| ()).into()
-            }
+            Some(service) if self.is_ours(service) => claims::claims(service, &self.ground, |_| ()).into(),
             _ => Box::default(),
         };
         let Some(entry) = self.entries.get_mut(name) else {
@@ -452,11 +395,7 @@ impl Desired {
         }
         let old = std::mem::replace(&mut entry.service, new.clone());
         let old_claims = std::mem::replace(&mut entry.claims, new_claims);
-        let is_ours = |service: &Option<Arc<Service>>| {
-            service
-                .as_ref()
-                .is_some_and(|service| self.is_ours(service))
-        };
+        let is_ours = |service: &Option<Arc<Service>>| service.as_ref().is_some_and(|service| self.is_ours(service));
         if is_ours(&old) || is_ours(&new) {
             changed.services.insert(name.clone());
         }
@@ -464,10 +403,7 @@ impl Desired {
         // A key that the Service keeps, at the same age, stays where it is: nobody else is touched.
         let same_age = matches!((&old, &new), (Some(old), Some(new)) if old.created == new.created);
         let kept: HashSet<Key> = if same_age {
-            let new_claims = self
-                .entries
-                .get(name)
-                .map_or(&[][..], |entry| &entry.claims);
+            let new_claims = self.entries.get(name).map_or(&[][..], |entry| &entry.claims);
             let new_keys: HashSet<Key> = new_claims.iter().map(Claim::key).collect();
             old_claims
                 .iter()
@@ -478,21 +414,12 @@ impl Desired {
             HashSet::new()
         };
         if let Some(old) = &old {
-            for claim in old_claims
-                .iter()
-                .filter(|claim| !kept.contains(&claim.key()))
-            {
-                changed
-                    .services
-                    .extend(self.owners.remove(claim.key(), old));
+            for claim in old_claims.iter().filter(|claim| !kept.contains(&claim.key())) {
+                changed.services.extend(self.owners.remove(claim.key(), old));
             }
         }
         if let (Some(new), Some(entry)) = (&new, self.entries.get(name)) {
-            for claim in entry
-                .claims
-                .iter()
-                .filter(|claim| !kept.contains(&claim.key()))
-            {
+            for claim in entry.claims.iter().filter(|claim| !kept.contains(&claim.key())) {
                 changed.services.extend(self.owners.add(claim.key(), new));
             }
         }
@@ -509,10 +436,7 @@ impl Desired {
             self.unfile(&before, &slice.name, changed);
         }
         let entry = self.entries.entry(service.clone()).or_default();
-        match entry
-            .slices
-            .binary_search_by(|other| other.name.cmp(&slice.name))
-        {
+        match entry.slices.binary_search_by(|other| other.name.cmp(&slice.name)) {
             Ok(at) if entry.slices[at] == slice => return,
             Ok(at) => entry.slices[at] = slice,
             Err(at) => entry.slices.insert(at, slice),
@@ -543,10 +467,7 @@ impl Desired {
     }
 
     fn touch(&self, name: ObjectName, changed: &mut Changed) {
-        if self
-            .input(&name)
-            .is_some_and(|service| self.is_ours(service))
-        {
+        if self.input(&name).is_some_and(|service| self.is_ours(service)) {
             changed.services.insert(name);
         }
     }
@@ -580,9 +501,7 @@ impl Desired {
             .entries
             .iter()
             .filter_map(|(name, entry)| Some((name, entry.service.as_ref()?)))
-            .filter(|(_, service)| {
-                service.service_type != ServiceType::ClusterIp || !service.external_ips.is_empty()
-            })
+            .filter(|(_, service)| service.service_type != ServiceType::ClusterIp || !service.external_ips.is_empty())
             .map(|(name, service)| (name.clone(), service.clone()))
             .collect();
         for (name, service) in touched {
@@ -599,31 +518,16 @@ impl Desired {
 
     fn node_port_addresses(&self) -> Vec<IpAddr> {
         let reachable = |addr: &IpAddr| match addr {
-            IpAddr::V4(v4) => {
-                !v4.is_loopback()
-                    && !v4.is_link_local()
-                    && !v4.is_unspecified()
-                    && !v4.is_multicast()
-            }
+            IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local() && !v4.is_unspecified() && !v4.is_multicast(),
             IpAddr::V6(v6) => {
-                !v6.is_loopback()
-                    && !v6.is_unicast_link_local()
-                    && !v6.is_unspecified()
-                    && !v6.is_multicast()
+                !v6.is_loopback() && !v6.is_unicast_link_local() && !v6.is_unspecified() && !v6.is_multicast()
             }
         };
-        let internal = self
-            .node
-            .as_deref()
-            .map_or(&[][..], |node| &node.internal_ips);
+        let internal = self.node.as_deref().map_or(&[][..], |node| &node.internal_ips);
         let mut chosen: Vec<IpAddr> = match &self.config.node_port_addresses {
             NodePortAddresses::All => self.own_addresses(),
             NodePortAddresses::Primary => {
-                let known = internal
-                    .iter()
-                    .chain(&self.host.addresses)
-                    .copied()
-                    .filter(reachable);
+                let known = internal.iter().chain(&self.host.addresses).copied().filter(reachable);
                 let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = known.partition(IpAddr::is_ipv4);
                 v4.first().into_iter().chain(v6.first()).copied().collect()
             }

@@ -49,8 +49,7 @@ impl Cidr {
 
     /// Whether `addr` lies in the range; an address of the other family never does.
     pub fn contains(&self, addr: IpAddr) -> bool {
-        addr.is_ipv4() == self.network.is_ipv4()
-            && Self::new(addr, self.prefix).is_some_and(|range| range == *self)
+        addr.is_ipv4() == self.network.is_ipv4() && Self::new(addr, self.prefix).is_some_and(|range| range == *self)
     }
 
     /// True for a range of IPv6 addresses.

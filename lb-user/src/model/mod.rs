@@ -12,8 +12,8 @@ use std::{fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
 pub use self::{
     cidr::{Cidr, CidrError},
     input::{
-        Affinity, Endpoint, Family, Hints, LoadBalancerAddress, Node, NodeAddresses, Service,
-        ServicePort, ServiceType, Slice, SlicePort,
+        Affinity, Endpoint, Family, Hints, LoadBalancerAddress, Node, NodeAddresses, Service, ServicePort, ServiceType,
+        Slice, SlicePort,
     },
     update::{Content, Kind, Object, ObjectKey, Update},
 };
@@ -163,10 +163,6 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {}: {}: {}",
-            self.origin, self.object, self.field, self.message
-        )
+        write!(f, "{}: {}: {}: {}", self.origin, self.object, self.field, self.message)
     }
 }

@@ -1,16 +1,19 @@
 //! Where Services, EndpointSlices and Nodes come from.
 //!
-//! A source is a set of supervised loops that send [`Update`]s: a folder of manifests ([`dir`]) or the API server. Whatever happens outside, a source drops nothing of what it has sent: outages, partial lists and broken
+//! A source is a set of supervised loops that send [`Update`]s: a folder of manifests ([`dir`]) or the API server
+//! ([`kube`]). Whatever happens outside, a source drops nothing of what it has sent: outages, partial lists and broken
 //! files leave the last known state standing, and its age is visible in the [`Status`]. What the objects mean for the
 //! datapath is not decided here.
 
 pub mod convert;
 pub mod dir;
+pub mod kube;
 mod status;
 
 use std::{path::PathBuf, str::FromStr, sync::Arc};
 
 use tokio::{sync::mpsc, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
 
 pub use self::status::{KindStatus, Status, StatusSnapshot};
 use crate::{model::Update, supervise::Liveness};
@@ -64,4 +67,12 @@ pub struct Running {
     pub loops: Vec<Arc<Liveness>>,
     /// The loops' tasks; each ends with cancellation alone.
     pub tasks: Vec<JoinHandle<()>>,
+}
+
+/// Starts a source; `options` matter to [`Source::Kube`] alone. Needs a tokio runtime.
+pub fn start(source: &Source, options: kube::Options, cancel: &CancellationToken) -> Running {
+    match source {
+        Source::Dir(path) => dir::start(path.clone(), cancel),
+        Source::Kube => kube::start(options, cancel),
+    }
 }

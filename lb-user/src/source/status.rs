@@ -43,12 +43,7 @@ impl Status {
     pub(super) fn new(source: String, kinds: &[Kind]) -> Self {
         Self {
             source,
-            kinds: Mutex::new(
-                kinds
-                    .iter()
-                    .map(|&kind| (kind, KindStatus::default()))
-                    .collect(),
-            ),
+            kinds: Mutex::new(kinds.iter().map(|&kind| (kind, KindStatus::default())).collect()),
         }
     }
 
@@ -56,11 +51,7 @@ impl Status {
     pub fn snapshot(&self) -> StatusSnapshot {
         StatusSnapshot {
             source: self.source.clone(),
-            kinds: self
-                .kinds
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone(),
+            kinds: self.kinds.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 

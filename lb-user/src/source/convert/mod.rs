@@ -57,14 +57,9 @@ pub struct Converter<'a> {
 impl Converter<'_> {
     /// Converts a Service.
     pub fn service(&mut self, service: &k8s_openapi::api::core::v1::Service) -> Converted {
-        self.object(
-            Kind::Service,
-            &service.metadata,
-            |edge, names, name, origin| {
-                service::convert(edge, names, name, origin, service)
-                    .map(|s| Object::Service(Arc::new(s)))
-            },
-        )
+        self.object(Kind::Service, &service.metadata, |edge, names, name, origin| {
+            service::convert(edge, names, name, origin, service).map(|s| Object::Service(Arc::new(s)))
+        })
     }
 
     /// Converts an EndpointSlice; one without the label of a Service, or with addresses that are no IP addresses, is no
@@ -78,9 +73,7 @@ impl Converter<'_> {
     /// Converts a Node.
     pub fn node(&mut self, node: &k8s_openapi::api::core::v1::Node) -> Converted {
         self.object(Kind::Node, &node.metadata, |edge, names, name, _| {
-            Some(Object::Node(Arc::new(node::convert(
-                edge, names, name, node,
-            ))))
+            Some(Object::Node(Arc::new(node::convert(edge, names, name, node))))
         })
     }
 
@@ -201,10 +194,7 @@ impl Edge<'_> {
     /// The address written in `text`, unless it is none or is one that nobody may be sent to.
     fn address(&mut self, field: impl Into<String>, text: &str) -> Option<IpAddr> {
         let Ok(addr) = text.parse::<IpAddr>() else {
-            self.report(
-                field,
-                format!("found {}; wanted an IPv4 or IPv6 address", quote(text)),
-            );
+            self.report(field, format!("found {}; wanted an IPv4 or IPv6 address", quote(text)));
             return None;
         };
         if let Some(reason) = refusal(addr) {
@@ -222,10 +212,7 @@ impl Edge<'_> {
         let number = port.filter(|&number| number != 0)?;
         let port = u16::try_from(number).ok().and_then(NonZeroU16::new);
         if port.is_none() {
-            self.report(
-                field,
-                format!("found {number}; wanted a port number from 1 to 65535"),
-            );
+            self.report(field, format!("found {number}; wanted a port number from 1 to 65535"));
         }
         port
     }
@@ -236,10 +223,7 @@ impl Edge<'_> {
             None | Some("" | "TCP") => Some(Protocol::Tcp),
             Some("UDP") => Some(Protocol::Udp),
             Some("SCTP") => {
-                self.report(
-                    field,
-                    "SCTP is not balanced by Evenkeel; this port is left alone",
-                );
+                self.report(field, "SCTP is not balanced by Evenkeel; this port is left alone");
                 None
             }
             Some(other) => {
@@ -253,35 +237,20 @@ impl Edge<'_> {
     fn port_name(&mut self, field: impl Into<String>, name: &str) -> bool {
         let fine = name.len() <= 63;
         if !fine {
-            self.report(
-                field,
-                format!("has {} characters; wanted at most 63", name.len()),
-            );
+            self.report(field, format!("has {} characters; wanted at most 63", name.len()));
         }
         fine
     }
 
     /// One of the allowed words, or the default where the object says nothing.
-    fn choice<T: Copy>(
-        &mut self,
-        field: &str,
-        found: Option<&str>,
-        default: T,
-        allowed: &[(&str, T)],
-    ) -> Option<T> {
+    fn choice<T: Copy>(&mut self, field: &str, found: Option<&str>, default: T, allowed: &[(&str, T)]) -> Option<T> {
         let Some(found) = found.filter(|f| !f.is_empty()) else {
             return Some(default);
         };
-        let choice = allowed
-            .iter()
-            .find(|(word, _)| *word == found)
-            .map(|&(_, value)| value);
+        let choice = allowed.iter().find(|(word, _)| *word == found).map(|&(_, value)| value);
         if choice.is_none() {
             let words: Vec<&str> = allowed.iter().map(|&(word, _)| word).collect();
-            self.report(
-                field,
-                format!("found {}; wanted {}", quote(found), words.join(" or ")),
-            );
+            self.report(field, format!("found {}; wanted {}", quote(found), words.join(" or ")));
         }
         choice
     }

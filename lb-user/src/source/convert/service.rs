@@ -5,9 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 use k8s_openapi::api::core::v1 as k8s;
 
 use super::{Edge, LABEL_HEADLESS, LABEL_PROXY_NAME, Names, quote};
-use crate::model::{
-    Affinity, Cidr, Family, LoadBalancerAddress, ObjectName, Service, ServicePort, ServiceType,
-};
+use crate::model::{Affinity, Cidr, Family, LoadBalancerAddress, ObjectName, Service, ServicePort, ServiceType};
 
 /// The longest ClientIP affinity in seconds: a day.
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
@@ -23,13 +21,7 @@ pub(super) fn convert(
 ) -> Option<Service> {
     let no_spec = k8s::ServiceSpec::default();
     let spec = service.spec.as_ref().unwrap_or(&no_spec);
-    let label = |key: &str| {
-        service
-            .metadata
-            .labels
-            .as_ref()
-            .and_then(|labels| labels.get(key))
-    };
+    let label = |key: &str| service.metadata.labels.as_ref().and_then(|labels| labels.get(key));
 
     let service_type = edge.choice(
         "spec.type",
@@ -147,10 +139,7 @@ fn cluster_ips(edge: &mut Edge<'_>, spec: &k8s::ServiceSpec) -> Box<[IpAddr]> {
         let Some(addr) = edge.address(field.clone(), text) else {
             continue;
         };
-        if taken
-            .iter()
-            .any(|other| Family::of(*other) == Family::of(addr))
-        {
+        if taken.iter().any(|other| Family::of(*other) == Family::of(addr)) {
             edge.report(
                 field,
                 format!("{addr} is the second address of its family; wanted at most one of each"),
@@ -213,25 +202,17 @@ fn ports(edge: &mut Edge<'_>, names: &mut Names, spec: &k8s::ServiceSpec) -> Box
     let mut taken: Vec<ServicePort> = Vec::new();
     for (i, entry) in spec.ports.iter().flatten().enumerate() {
         let name = entry.name.as_deref().unwrap_or_default();
-        let protocol = edge.protocol(
-            format!("spec.ports[{i}].protocol"),
-            entry.protocol.as_deref(),
-        );
+        let protocol = edge.protocol(format!("spec.ports[{i}].protocol"), entry.protocol.as_deref());
         let port = edge.port(format!("spec.ports[{i}].port"), Some(entry.port));
         let named = edge.port_name(format!("spec.ports[{i}].name"), name);
         let node_port = edge.port(format!("spec.ports[{i}].nodePort"), entry.node_port);
         let (Some(protocol), Some(port), true) = (protocol, port, named) else {
             continue;
         };
-        if taken
-            .iter()
-            .any(|p| *p.name == *name && p.protocol == protocol)
-        {
+        if taken.iter().any(|p| *p.name == *name && p.protocol == protocol) {
             edge.report(
                 format!("spec.ports[{i}]"),
-                format!(
-                    "is the second port with name {name:?} and this protocol; wanted distinct ones"
-                ),
+                format!("is the second port with name {name:?} and this protocol; wanted distinct ones"),
             );
             continue;
         }

@@ -18,10 +18,7 @@ pub(super) fn convert(
         "IPv6" => Family::V6,
         "FQDN" => return None, // Host names are nothing to balance onto (C2).
         other => {
-            edge.report(
-                "addressType",
-                format!("found {}; wanted IPv4 or IPv6", quote(other)),
-            );
+            edge.report("addressType", format!("found {}; wanted IPv4 or IPv6", quote(other)));
             return None;
         }
     };
@@ -60,17 +57,11 @@ fn weight(edge: &mut Edge<'_>, slice: &k8s::EndpointSlice) -> Option<u16> {
     };
     // Digits alone: `u16::from_str` would take a plus sign.
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    let weight = text
-        .parse()
-        .ok()
-        .filter(|&weight| digits && weight <= MAX_WEIGHT);
+    let weight = text.parse().ok().filter(|&weight| digits && weight <= MAX_WEIGHT);
     if weight.is_none() {
         edge.report(
             format!("metadata.annotations[{ANNOTATION_WEIGHT}]"),
-            format!(
-                "found {}; wanted a whole number from 0 to {MAX_WEIGHT}",
-                quote(text)
-            ),
+            format!("found {}; wanted a whole number from 0 to {MAX_WEIGHT}", quote(text)),
         );
     }
     weight
@@ -83,9 +74,7 @@ fn ports(edge: &mut Edge<'_>, names: &mut Names, slice: &k8s::EndpointSlice) -> 
         let Some(port) = edge.port(format!("ports[{i}].port"), entry.port) else {
             continue;
         };
-        let Some(protocol) =
-            edge.protocol(format!("ports[{i}].protocol"), entry.protocol.as_deref())
-        else {
+        let Some(protocol) = edge.protocol(format!("ports[{i}].protocol"), entry.protocol.as_deref()) else {
             continue;
         };
         if edge.port_name(format!("ports[{i}].name"), name) {
@@ -107,10 +96,7 @@ fn endpoint(
     entry: &k8s::Endpoint,
 ) -> Option<Endpoint> {
     let Some(text) = entry.addresses.first() else {
-        edge.report(
-            format!("endpoints[{i}].addresses"),
-            "is empty; wanted an address",
-        );
+        edge.report(format!("endpoints[{i}].addresses"), "is empty; wanted an address");
         return None;
     };
     let field = format!("endpoints[{i}].addresses[0]");
@@ -127,11 +113,7 @@ fn endpoint(
         return None;
     }
     let conditions = entry.conditions.as_ref();
-    let mut share = |text: &Option<String>| {
-        text.as_deref()
-            .filter(|t| !t.is_empty())
-            .map(|t| names.share(t))
-    };
+    let mut share = |text: &Option<String>| text.as_deref().filter(|t| !t.is_empty()).map(|t| names.share(t));
     let node = share(&entry.node_name);
     let zone = share(&entry.zone);
     Some(Endpoint {
@@ -147,17 +129,7 @@ fn endpoint(
 
 fn hints(names: &mut Names, entry: &k8s::Endpoint) -> Option<Box<Hints>> {
     let hints = entry.hints.as_ref()?;
-    let zones: Box<[Arc<str>]> = hints
-        .for_zones
-        .iter()
-        .flatten()
-        .map(|z| names.share(&z.name))
-        .collect();
-    let nodes: Box<[Arc<str>]> = hints
-        .for_nodes
-        .iter()
-        .flatten()
-        .map(|n| names.share(&n.name))
-        .collect();
+    let zones: Box<[Arc<str>]> = hints.for_zones.iter().flatten().map(|z| names.share(&z.name)).collect();
+    let nodes: Box<[Arc<str>]> = hints.for_nodes.iter().flatten().map(|n| names.share(&n.name)).collect();
     (!zones.is_empty() || !nodes.is_empty()).then(|| Box::new(Hints { zones, nodes }))
 }

@@ -166,22 +166,12 @@ impl Folder {
     }
 
     /// Puts what a file says in the place of what it said before; no stamp means that the file is gone.
-    fn take(
-        &mut self,
-        name: &str,
-        stamp: Option<Stamp>,
-        manifest: Manifest,
-        updates: &mut Vec<Update>,
-    ) {
+    fn take(&mut self, name: &str, stamp: Option<Stamp>, manifest: Manifest, updates: &mut Vec<Update>) {
         let name: Arc<str> = name.into();
         let old = self.files.get(&name).map(|file| &file.objects);
-        let mut touched: BTreeSet<ObjectKey> =
-            old.into_iter().flat_map(BTreeMap::keys).cloned().collect();
+        let mut touched: BTreeSet<ObjectKey> = old.into_iter().flat_map(BTreeMap::keys).cloned().collect();
         touched.extend(manifest.objects.keys().cloned());
-        let before: Vec<Option<Object>> = touched
-            .iter()
-            .map(|key| self.effective(key).cloned())
-            .collect();
+        let before: Vec<Option<Object>> = touched.iter().map(|key| self.effective(key).cloned()).collect();
 
         if stamp.is_some() {
             let file = File {
@@ -194,10 +184,7 @@ impl Folder {
         }
         let file = self.files.get(&name);
         for key in &touched {
-            let holders = self
-                .holders
-                .entry(key.clone())
-                .or_insert_with(|| Vec::with_capacity(1));
+            let holders = self.holders.entry(key.clone()).or_insert_with(|| Vec::with_capacity(1));
             let holds = file.is_some_and(|file| file.objects.contains_key(key));
             match (holders.binary_search(&name), holds) {
                 (Err(at), true) => holders.insert(at, name.clone()),
@@ -279,18 +266,13 @@ fn read(path: &Path, known: Option<Stamp>) -> io::Result<Option<(Stamp, Vec<u8>)
         return Ok(None);
     }
     if metadata.len() > LARGEST_FILE {
-        let message = format!(
-            "it has {} bytes; wanted at most {LARGEST_FILE}",
-            metadata.len()
-        );
+        let message = format!("it has {} bytes; wanted at most {LARGEST_FILE}", metadata.len());
         return Err(io::Error::other(message));
     }
     let mut file = fs::File::open(path)?;
     let before = stamp(&file.metadata()?);
     let mut text = Vec::with_capacity(metadata.len() as usize + 1);
-    Read::by_ref(&mut file)
-        .take(LARGEST_FILE)
-        .read_to_end(&mut text)?;
+    Read::by_ref(&mut file).take(LARGEST_FILE).read_to_end(&mut text)?;
     if stamp(&file.metadata()?) != before {
         return Err(io::Error::other("it changed while it was read"));
     }

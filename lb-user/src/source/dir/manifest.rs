@@ -51,12 +51,7 @@ impl Syntax {
 /// # Errors
 /// The file as a whole cannot be understood; nothing of it is taken then, because what came before the error may be half
 /// of what was meant.
-pub(super) fn parse(
-    file: &str,
-    syntax: Syntax,
-    text: &[u8],
-    names: &mut Names,
-) -> Result<Manifest, Problem> {
+pub(super) fn parse(file: &str, syntax: Syntax, text: &[u8], names: &mut Names) -> Result<Manifest, Problem> {
     let mut reading = Reading::new(file, names);
     match syntax {
         Syntax::Yaml => reading.yaml(text)?,
@@ -133,9 +128,7 @@ impl<'a> Reading<'a> {
             origin: self.origin(line),
             object: "(file)".to_owned(),
             field: "(syntax)".to_owned(),
-            message: format!(
-                "is no valid {syntax}: {message}; what the file said before still holds"
-            ),
+            message: format!("is no valid {syntax}: {message}; what the file said before still holds"),
         }
     }
 
@@ -177,19 +170,14 @@ impl<'a> Reading<'a> {
             } else {
                 "apiVersion"
             };
-            let message =
-                format!("is missing or no text; wanted a Kubernetes object with {missing}");
+            let message = format!("is missing or no text; wanted a Kubernetes object with {missing}");
             return self.report(tree.line, "(document)", missing, message);
         };
         match (version, kind) {
-            ("v1", "List")
-            | ("v1", "ServiceList" | "NodeList")
-            | ("discovery.k8s.io/v1", "EndpointSliceList") => {
+            ("v1", "List" | "ServiceList" | "NodeList") | ("discovery.k8s.io/v1", "EndpointSliceList") => {
                 self.list(tree, kind, depth);
             }
-            ("v1", "Service") => {
-                self.object::<core::Service>(tree, Kind::Service, |c, o| c.service(o))
-            }
+            ("v1", "Service") => self.object::<core::Service>(tree, Kind::Service, |c, o| c.service(o)),
             ("v1", "Node") => self.object::<core::Node>(tree, Kind::Node, |c, o| c.node(o)),
             ("discovery.k8s.io/v1", "EndpointSlice") => {
                 self.object::<discovery::EndpointSlice>(tree, Kind::Slice, |c, o| c.slice(o));
@@ -226,9 +214,7 @@ impl<'a> Reading<'a> {
             }
         };
         if depth >= DEEPEST_LIST {
-            let message = format!(
-                "lists lie more than {DEEPEST_LIST} deep in each other; wanted a plain list"
-            );
+            let message = format!("lists lie more than {DEEPEST_LIST} deep in each other; wanted a plain list");
             return self.report(tree.line, kind, "items", message);
         }
         // In a typed list the items do not repeat what they are.
@@ -237,9 +223,7 @@ impl<'a> Reading<'a> {
             match item_kind {
                 Some(item_kind) if item.get("kind").is_none() => {
                     let mut item = item.clone();
-                    if let (Value::Map(entries), Some(version)) =
-                        (&mut item.value, tree.get("apiVersion"))
-                    {
+                    if let (Value::Map(entries), Some(version)) = (&mut item.value, tree.get("apiVersion")) {
                         let line = item.line;
                         entries.retain(|(key, _)| key != "apiVersion");
                         entries.push(("apiVersion".to_owned(), version.clone()));
@@ -253,22 +237,14 @@ impl<'a> Reading<'a> {
         }
     }
 
-    fn object<T>(
-        &mut self,
-        tree: &Tree,
-        kind: Kind,
-        convert: impl FnOnce(&mut Converter<'_>, &T) -> Converted,
-    ) where
+    fn object<T>(&mut self, tree: &Tree, kind: Kind, convert: impl FnOnce(&mut Converter<'_>, &T) -> Converted)
+    where
         T: for<'de> Deserialize<'de>,
     {
         let typed: T = match tree::read(tree) {
             Ok(typed) => typed,
             Err(mismatch) => {
-                let line = if mismatch.line == 0 {
-                    tree.line
-                } else {
-                    mismatch.line
-                };
+                let line = if mismatch.line == 0 { tree.line } else { mismatch.line };
                 let field = if mismatch.field.is_empty() {
                     "(object)"
                 } else {
@@ -309,9 +285,5 @@ fn label(kind: Kind, tree: &Tree) -> String {
 }
 
 fn first_line(message: &str) -> &str {
-    message
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .trim_end_matches('.')
+    message.lines().next().unwrap_or_default().trim_end_matches('.')
 }

@@ -93,17 +93,11 @@ impl Feed {
             liveness.beat();
             if pending.everything {
                 // The watch comes before the look, so that no change falls between them.
-                if watch
-                    .as_ref()
-                    .is_none_or(|watch| !watch.is_current(&self.path))
-                {
+                if watch.as_ref().is_none_or(|watch| !watch.is_current(&self.path)) {
                     watch = self.rewatch();
                 }
                 let being_written = pending.being_written();
-                match self
-                    .with_folder(move |folder| folder.scan(&being_written))
-                    .await?
-                {
+                match self.with_folder(move |folder| folder.scan(&being_written)).await? {
                     Ok(updates) => {
                         backoff.reset();
                         pending.scanned();
@@ -126,9 +120,7 @@ impl Feed {
             } else {
                 let ready = pending.take_ready();
                 if !ready.is_empty() {
-                    let updates = self
-                        .with_folder(move |folder| folder.look_at(&ready))
-                        .await?;
+                    let updates = self.with_folder(move |folder| folder.look_at(&ready)).await?;
                     self.send(published, updates).await?;
                     self.status.heard(&KINDS);
                 }
@@ -180,21 +172,16 @@ impl Feed {
         act: impl FnOnce(&mut Folder) -> T + Send + 'static,
     ) -> Result<T, FeedError> {
         let feed = self.clone();
-        tokio::task::spawn_blocking(move || {
-            act(&mut feed.folder.lock().unwrap_or_else(PoisonError::into_inner))
-        })
-        .await
-        .map_err(|_| FeedError::Panicked)
+        tokio::task::spawn_blocking(move || act(&mut feed.folder.lock().unwrap_or_else(PoisonError::into_inner)))
+            .await
+            .map_err(|_| FeedError::Panicked)
     }
 
     /// Sends updates; before the first whole content, problems alone.
     async fn send(&self, published: bool, updates: Vec<Update>) -> Result<(), FeedError> {
         for update in updates {
             if published || matches!(update, Update::Problems { .. }) {
-                self.updates
-                    .send(update)
-                    .await
-                    .map_err(|_| FeedError::NobodyListens)?;
+                self.updates.send(update).await.map_err(|_| FeedError::NobodyListens)?;
             }
         }
         Ok(())
@@ -202,16 +189,10 @@ impl Feed {
 
     /// Says what is wrong with the folder itself.
     async fn say_folder(&self, error: Option<&io::Error>) -> Result<(), FeedError> {
-        let had_error = self
-            .status
-            .snapshot()
-            .kinds
-            .values()
-            .any(|kind| kind.error.is_some());
+        let had_error = self.status.snapshot().kinds.values().any(|kind| kind.error.is_some());
         let mut problems = Vec::new();
         if let Some(error) = error {
-            let sentence =
-                format!("the folder cannot be read: {error}; what was known of it still holds");
+            let sentence = format!("the folder cannot be read: {error}; what was known of it still holds");
             self.status.failed(&KINDS, &sentence);
             problems.push(Problem {
                 origin: self.path.display().to_string(),
@@ -223,7 +204,6 @@ impl Feed {
             return Ok(());
         }
         let subject = self.path.to_string_lossy().into();
-        self.send(true, vec![Update::Problems { subject, problems }])
-            .await
+        self.send(true, vec![Update::Problems { subject, problems }]).await
     }
 }

@@ -85,12 +85,7 @@ impl Lab {
     }
 
     fn problems(&self) -> String {
-        let problems: Vec<String> = self
-            .desired
-            .problems()
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+        let problems: Vec<String> = self.desired.problems().iter().map(ToString::to_string).collect();
         problems.join("\n")
     }
 
@@ -123,24 +118,17 @@ impl Lab {
 #[tokio::test]
 async fn files_are_taken_changed_and_dropped() {
     let mut lab = Lab::new();
-    lab.until("an empty folder syncs", |lab| lab.desired.synced())
-        .await;
+    lab.until("an empty folder syncs", |lab| lab.desired.synced()).await;
     lab.write("web.yaml", WEB);
     lab.write("slice.yaml", &slice("web-1", &["10.0.0.1", "10.0.0.2"]));
-    lab.until("both endpoints serve", |lab| {
-        lab.members() == ["10.0.0.1", "10.0.0.2"]
-    })
-    .await;
+    lab.until("both endpoints serve", |lab| lab.members() == ["10.0.0.1", "10.0.0.2"])
+        .await;
     lab.write("slice.yaml", &slice("web-1", &["10.0.0.2", "10.0.0.3"]));
-    lab.until("one was exchanged", |lab| {
-        lab.members() == ["10.0.0.2", "10.0.0.3"]
-    })
-    .await;
+    lab.until("one was exchanged", |lab| lab.members() == ["10.0.0.2", "10.0.0.3"])
+        .await;
     fs::remove_file(lab.path("web.yaml")).expect("the file goes");
-    lab.until("the Service is gone", |lab| {
-        lab.desired.names().count() == 0
-    })
-    .await;
+    lab.until("the Service is gone", |lab| lab.desired.names().count() == 0)
+        .await;
     assert_eq!(lab.problems(), "");
     lab.end().await;
 }
@@ -149,10 +137,8 @@ async fn files_are_taken_changed_and_dropped() {
 async fn a_change_arrives_within_50_ms() {
     let mut lab = Lab::new();
     lab.write("web.yaml", WEB);
-    lab.until("the Service is there", |lab| {
-        lab.desired.names().count() == 1
-    })
-    .await;
+    lab.until("the Service is there", |lab| lab.desired.names().count() == 1)
+        .await;
     let mut best = Duration::MAX;
     // The best of several: the machine may be busy with other things.
     for i in 1..=8 {
@@ -163,10 +149,7 @@ async fn a_change_arrives_within_50_ms() {
             .await;
         best = best.min(written.elapsed());
     }
-    assert!(
-        best <= Duration::from_millis(50),
-        "the best of 8 changes took {best:?}"
-    );
+    assert!(best <= Duration::from_millis(50), "the best of 8 changes took {best:?}");
     lab.end().await;
 }
 
@@ -178,15 +161,11 @@ async fn a_broken_file_keeps_its_last_good_content_and_the_rest_goes_on() {
     lab.until("one endpoint serves", |lab| lab.members() == ["10.0.0.1"])
         .await;
     lab.write("a.yaml", "apiVersion: v1\nkind: [Service\nmetadata:\n");
-    lab.until("the broken file is named", |lab| {
-        lab.problems().contains("a.yaml:")
-    })
-    .await;
+    lab.until("the broken file is named", |lab| lab.problems().contains("a.yaml:"))
+        .await;
     lab.write("b.yaml", &slice("web-2", &["10.0.0.2"]));
-    lab.until("the other file counts", |lab| {
-        lab.members() == ["10.0.0.1", "10.0.0.2"]
-    })
-    .await;
+    lab.until("the other file counts", |lab| lab.members() == ["10.0.0.1", "10.0.0.2"])
+        .await;
     lab.write("a.yaml", &slice("web-1", &["10.0.0.3"]));
     lab.until("the healed file counts", |lab| {
         lab.members() == ["10.0.0.2", "10.0.0.3"]
@@ -257,15 +236,11 @@ async fn a_missing_folder_is_waited_for_and_a_lost_one_keeps_its_content() {
     fs::create_dir(&folder).expect("another folder comes");
     lab.write("web.yaml", WEB);
     lab.write("slice.yaml", &slice("web-1", &["10.0.0.2"]));
-    lab.until("the new content counts", |lab| {
-        lab.members() == ["10.0.0.2"]
-    })
-    .await;
+    lab.until("the new content counts", |lab| lab.members() == ["10.0.0.2"])
+        .await;
     lab.write("slice.yaml", &slice("web-1", &["10.0.0.3"]));
-    lab.until("the new folder is watched", |lab| {
-        lab.members() == ["10.0.0.3"]
-    })
-    .await;
+    lab.until("the new folder is watched", |lab| lab.members() == ["10.0.0.3"])
+        .await;
     lab.end().await;
 }
 
@@ -282,34 +257,23 @@ async fn a_config_map_swap_changes_all_files_at_once() {
     symlink("..v1", lab.path("..data")).expect("a link");
     symlink("..data/web.yaml", lab.path("web.yaml")).expect("a link");
     symlink("..data/slice.yaml", lab.path("slice.yaml")).expect("a link");
-    lab.until("the first version counts", |lab| {
-        lab.members() == ["10.0.0.1"]
-    })
-    .await;
+    lab.until("the first version counts", |lab| lab.members() == ["10.0.0.1"])
+        .await;
     version(&lab, "..v2", "10.0.0.2");
     symlink("..v2", lab.path("..tmp")).expect("a link");
     let swapped = Instant::now();
     fs::rename(lab.path("..tmp"), lab.path("..data")).expect("the swap");
-    lab.until("the second version counts", |lab| {
-        lab.members() == ["10.0.0.2"]
-    })
-    .await;
-    assert!(
-        swapped.elapsed() < RESCAN / 2,
-        "the swap was seen by the rescan alone"
-    );
+    lab.until("the second version counts", |lab| lab.members() == ["10.0.0.2"])
+        .await;
+    assert!(swapped.elapsed() < RESCAN / 2, "the swap was seen by the rescan alone");
     lab.end().await;
 }
 
 #[tokio::test]
 async fn an_object_that_moves_between_files_is_never_gone_and_a_duplicate_is_reported() {
     let mut lab = Lab::new();
-    lab.write(
-        "b.yaml",
-        &format!("{WEB}---\n{}", slice("web-1", &["10.0.0.1"])),
-    );
-    lab.until("it is there", |lab| lab.members() == ["10.0.0.1"])
-        .await;
+    lab.write("b.yaml", &format!("{WEB}---\n{}", slice("web-1", &["10.0.0.1"])));
+    lab.until("it is there", |lab| lab.members() == ["10.0.0.1"]).await;
     lab.write("a.yaml", WEB);
     lab.until("the duplicate is reported", |lab| {
         lab.problems().contains("stands in a.yaml already")
@@ -318,28 +282,16 @@ async fn an_object_that_moves_between_files_is_never_gone_and_a_duplicate_is_rep
     fs::remove_file(lab.path("a.yaml")).expect("the file goes");
     lab.until("nothing is wrong any more", |lab| lab.problems().is_empty())
         .await;
-    assert_eq!(
-        lab.members(),
-        ["10.0.0.1"],
-        "the Service stays in the other file"
-    );
+    assert_eq!(lab.members(), ["10.0.0.1"], "the Service stays in the other file");
     fs::rename(lab.path("b.yaml"), lab.path("c.yaml")).expect("renamed");
     lab.write("z.yaml", &slice("web-2", &["10.0.0.2"]));
     let mut dropped = false;
     while lab.members() != ["10.0.0.1", "10.0.0.2"] {
-        let update = lab
-            .running
-            .updates
-            .recv()
-            .await
-            .expect("the source goes on");
+        let update = lab.running.updates.recv().await.expect("the source goes on");
         dropped |= matches!(update, Update::Delete(_));
         lab.desired.apply(update);
     }
-    assert!(
-        !dropped,
-        "a renamed file's objects were dropped for a moment"
-    );
+    assert!(!dropped, "a renamed file's objects were dropped for a moment");
     lab.end().await;
 }
 
@@ -354,13 +306,7 @@ mod reading {
     };
 
     fn yaml(text: &str) -> Manifest {
-        parse(
-            "web.yaml",
-            Syntax::Yaml,
-            text.as_bytes(),
-            &mut Names::default(),
-        )
-        .expect("valid YAML")
+        parse("web.yaml", Syntax::Yaml, text.as_bytes(), &mut Names::default()).expect("valid YAML")
     }
 
     fn said(manifest: &Manifest) -> Vec<String> {
@@ -474,8 +420,7 @@ items:
         let said = said(&manifest);
         assert_eq!(said.len(), 1, "{said:?}");
         assert!(
-            said[0]
-                .starts_with("web.yaml:16 (document 2): Service default/bad: spec.ports[0].port: "),
+            said[0].starts_with("web.yaml:16 (document 2): Service default/bad: spec.ports[0].port: "),
             "{said:?}"
         );
         assert!(said[0].contains("eighty"), "{said:?}");
@@ -503,37 +448,17 @@ items:
     #[test]
     fn json_is_read_and_its_errors_have_lines_too() {
         let text = "{\n\t\"apiVersion\": \"v1\",\n\t\"kind\": \"Service\",\n\t\"metadata\": {\"name\": \"web\"},\n\t\"spec\": {\n\t\t\"clusterIP\": \"10.96.0.10\",\n\t\t\"externalIPs\": [\n\t\t\t\"127.0.0.1\"\n\t\t],\n\t\t\"ports\": [{\"port\": 80}]\n\t}\n}\n";
-        let manifest = parse(
-            "web.json",
-            Syntax::Json,
-            text.as_bytes(),
-            &mut Names::default(),
-        )
-        .expect("valid JSON");
+        let manifest = parse("web.json", Syntax::Json, text.as_bytes(), &mut Names::default()).expect("valid JSON");
         assert_eq!(manifest.objects.len(), 1);
         assert!(
             said(&manifest)[0].contains("spec.externalIPs[0]"),
             "{:?}",
             said(&manifest)
         );
-        assert!(
-            said(&manifest)[0].starts_with("web.json:8: "),
-            "{:?}",
-            said(&manifest)
-        );
+        assert!(said(&manifest)[0].starts_with("web.json:8: "), "{:?}", said(&manifest));
 
-        let broken = parse(
-            "web.json",
-            Syntax::Json,
-            b"{\n\"kind\": ]",
-            &mut Names::default(),
-        );
-        assert!(
-            broken
-                .expect_err("no JSON")
-                .to_string()
-                .starts_with("web.json:2: ")
-        );
+        let broken = parse("web.json", Syntax::Json, b"{\n\"kind\": ]", &mut Names::default());
+        assert!(broken.expect_err("no JSON").to_string().starts_with("web.json:2: "));
     }
 
     #[test]
@@ -541,10 +466,7 @@ items:
         let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
         for i in 1..40 {
             let previous = format!("*a{},", i - 1).repeat(10);
-            bomb.push_str(&format!(
-                "a{i}: &a{i} [{}]\n",
-                previous.trim_end_matches(',')
-            ));
+            bomb.push_str(&format!("a{i}: &a{i} [{}]\n", previous.trim_end_matches(',')));
         }
         let deep = "[".repeat(100_000);
         for text in [
@@ -555,36 +477,15 @@ items:
             "kind: !!binary x\n--- &a *a",
         ] {
             let started = Instant::now();
-            let _ = parse(
-                "web.yaml",
-                Syntax::Yaml,
-                text.as_bytes(),
-                &mut Names::default(),
-            );
+            let _ = parse("web.yaml", Syntax::Yaml, text.as_bytes(), &mut Names::default());
             assert!(
                 started.elapsed() < Duration::from_secs(10),
                 "took {:?}",
                 started.elapsed()
             );
         }
-        assert!(
-            parse(
-                "web.yaml",
-                Syntax::Yaml,
-                bomb.as_bytes(),
-                &mut Names::default()
-            )
-            .is_err()
-        );
-        assert!(
-            parse(
-                "web.json",
-                Syntax::Json,
-                deep.as_bytes(),
-                &mut Names::default()
-            )
-            .is_err()
-        );
+        assert!(parse("web.yaml", Syntax::Yaml, bomb.as_bytes(), &mut Names::default()).is_err());
+        assert!(parse("web.json", Syntax::Json, deep.as_bytes(), &mut Names::default()).is_err());
     }
 
     #[test]
@@ -595,20 +496,14 @@ items:
         let said = said(&manifest);
         assert_eq!(said.len(), 3, "{said:?}");
         assert!(said[0].contains("found a list"), "{said:?}");
-        assert!(
-            said[1].contains("(document 2)") && said[1].contains("kind"),
-            "{said:?}"
-        );
+        assert!(said[1].contains("(document 2)") && said[1].contains("kind"), "{said:?}");
         assert!(said[2].contains("discovery.k8s.io/v1beta1"), "{said:?}");
     }
 }
 
 #[test]
 fn a_path_is_needed() {
-    assert_eq!(
-        "dir:/etc/x".parse(),
-        Ok(Source::Dir(Path::new("/etc/x").to_owned()))
-    );
+    assert_eq!("dir:/etc/x".parse(), Ok(Source::Dir(Path::new("/etc/x").to_owned())));
     assert_eq!("kube".parse(), Ok(Source::Kube));
     for bad in ["dir:", "dir", "kube:x", "/etc/x", ""] {
         assert!(bad.parse::<Source>().is_err(), "{bad}");

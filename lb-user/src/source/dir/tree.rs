@@ -100,15 +100,10 @@ impl From<serde_json::Value> for Tree {
                 None => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
             },
             serde_json::Value::String(text) => Value::Text(text),
-            serde_json::Value::Array(items) => {
-                Value::List(items.into_iter().map(Self::from).collect())
+            serde_json::Value::Array(items) => Value::List(items.into_iter().map(Self::from).collect()),
+            serde_json::Value::Object(entries) => {
+                Value::Map(entries.into_iter().map(|(k, v)| (k, Self::from(v))).collect())
             }
-            serde_json::Value::Object(entries) => Value::Map(
-                entries
-                    .into_iter()
-                    .map(|(k, v)| (k, Self::from(v)))
-                    .collect(),
-            ),
         };
         Self { line: 0, value }
     }
@@ -288,17 +283,12 @@ struct Items<'a> {
 impl<'de> SeqAccess<'de> for Items<'de> {
     type Error = Mismatch;
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(
-        &mut self,
-        seed: T,
-    ) -> Result<Option<T::Value>, Mismatch> {
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Mismatch> {
         let Some((i, item)) = self.items.next() else {
             return Ok(None);
         };
         let element = seed.deserialize(item);
-        element
-            .map(Some)
-            .map_err(|e| e.within(&format!("[{i}]"), item.line))
+        element.map(Some).map_err(|e| e.within(&format!("[{i}]"), item.line))
     }
 }
 
@@ -310,10 +300,7 @@ struct Entries<'a> {
 impl<'de> MapAccess<'de> for Entries<'de> {
     type Error = Mismatch;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(
-        &mut self,
-        seed: K,
-    ) -> Result<Option<K::Value>, Mismatch> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Mismatch> {
         self.value = self.entries.next();
         let Some((key, tree)) = self.value else {
             return Ok(None);

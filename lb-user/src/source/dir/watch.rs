@@ -78,9 +78,7 @@ impl FolderWatch {
 }
 
 fn identity(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path)
-        .ok()
-        .map(|metadata| (metadata.dev(), metadata.ino()))
+    fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 fn signals_of(folder: &Path, event: notify::Result<Event>) -> Vec<Signal> {
@@ -111,15 +109,8 @@ fn signal_of(folder: &Path, path: &PathBuf, kind: EventKind) -> Option<Signal> {
         _ => false,
     };
     if path == folder {
-        let lost = matches!(
-            kind,
-            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))
-        );
-        return Some(if lost {
-            Signal::Lost
-        } else {
-            Signal::Everything
-        });
+        let lost = matches!(kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
+        return Some(if lost { Signal::Lost } else { Signal::Everything });
     }
     let name = path.file_name()?.to_str()?;
     if Syntax::of(name).is_some() {

@@ -1,0 +1,290 @@
+//! One kind's list and watch, for ever.
+//!
+//! Invariant: nothing is dropped because something went wrong. What was sent stands until a *whole* list, or an event
+//! that names the object, says otherwise. After a cut the watch resumes where it was; after anything that casts doubt
+//! on what has been seen (an expired version, an answer that makes no sense) everything is listed anew. Every try is
+//! preceded by a wait that grows with the failures before it.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use kube::Client;
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
+
+use super::{
+    Options,
+    page::{self, WatchEvent},
+    wire::{self, WireError},
+};
+use crate::{
+    model::{Content, Kind, Object, ObjectKey, Problem, Update},
+    source::{
+        Status,
+        convert::{Converted, Converter, Names, object_label},
+    },
+    supervise::{Backoff, Liveness},
+};
+
+/// How often an idle loop says that it lives.
+const BEAT: Duration = Duration::from_secs(5);
+/// How often a watch may be refused in a row before everything is listed anew: the version may lie in a future that a
+/// restored server does not have.
+const MOST_REFUSALS: u32 = 3;
+
+/// Why the loop has to begin anew.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FeedError {
+    #[error("nobody takes updates any more")]
+    NobodyListens,
+}
+
+/// Why a try ended.
+#[derive(Debug, thiserror::Error)]
+enum TryError {
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error(transparent)]
+    Feed(#[from] FeedError),
+}
+
+/// One kind's list and watch.
+pub(super) struct Feed {
+    kind: Kind,
+    options: Arc<Options>,
+    status: Arc<Status>,
+    updates: mpsc::Sender<Update>,
+    names: Names,
+    /// Objects that something is wrong with now.
+    troubled: BTreeSet<Arc<str>>,
+}
+
+/// Where a feed stands between two tries.
+#[derive(Default)]
+struct Position {
+    client: Option<Client>,
+    /// The version up to which everything was seen; `None` asks for a list.
+    version: Option<String>,
+    /// Watches refused in a row.
+    refusals: u32,
+}
+
+impl Feed {
+    pub(super) fn new(kind: Kind, options: Arc<Options>, status: Arc<Status>, updates: mpsc::Sender<Update>) -> Self {
+        Self {
+            kind,
+            options,
+            status,
+            updates,
+            names: Names::default(),
+            troubled: BTreeSet::new(),
+        }
+    }
+
+    /// Lists and watches until nobody listens any more.
+    pub(super) async fn run(&mut self, liveness: &Liveness) -> Result<(), FeedError> {
+        let timing = self.options.timing.clone();
+        let mut backoff = Backoff::new(timing.first_wait, timing.most_wait);
+        let mut position = Position::default();
+        loop {
+            liveness.beat();
+            let started = Instant::now();
+            let outcome = self.attempt(&mut position, liveness).await;
+            if started.elapsed() >= timing.steady {
+                backoff.reset();
+            }
+            let mut wait = backoff.next_wait();
+            match outcome {
+                // The server closes each watch after a while; a short wait keeps one that closes at once from being
+                // asked in a circle.
+                Ok(()) => {}
+                Err(TryError::Feed(error)) => return Err(error),
+                Err(TryError::Wire(error)) => {
+                    self.status.failed(&[self.kind], &error.to_string());
+                    tracing::warn!(kind = self.kind.as_str(), %error, "the API server cannot be followed just now");
+                    if error.needs_list() || position.refusals >= MOST_REFUSALS {
+                        position.version = None;
+                        position.refusals = 0;
+                    }
+                    if error.needs_setup() {
+                        position.client = None;
+                    }
+                    if let WireError::Refused {
+                        retry_after: Some(asked),
+                        ..
+                    } = error
+                    {
+                        wait = wait.max(asked.min(timing.most_wait));
+                    }
+                }
+            }
+            idle(wait, liveness).await;
+        }
+    }
+
+    /// Lists if need be, then watches until the watch ends.
+    async fn attempt(&mut self, position: &mut Position, liveness: &Liveness) -> Result<(), TryError> {
+        let client = match &position.client {
+            Some(client) => client.clone(),
+            None => position.client.insert(wire::client(&self.options).await?).clone(),
+        };
+        let version = match &position.version {
+            Some(version) => version.clone(),
+            None => position.version.insert(self.list(&client, liveness).await?).clone(),
+        };
+        let mut events = match wire::watch(&client, self.kind, &self.options, &version).await {
+            Ok(events) => events,
+            Err(error) => {
+                if matches!(error, WireError::Refused { code, .. } if code >= 500 || code == 400) {
+                    position.refusals += 1;
+                }
+                return Err(error.into());
+            }
+        };
+        position.refusals = 0;
+        self.status.heard(&[self.kind]);
+        let silence = self.options.timing.silence;
+        let mut heard = Instant::now();
+        loop {
+            // A beat falls due more often than the server speaks.
+            let Ok(next) = timeout(BEAT.min(silence), events.next(silence)).await else {
+                liveness.beat();
+                if heard.elapsed() >= silence {
+                    return Err(WireError::Silence(silence).into());
+                }
+                continue;
+            };
+            let Some(line) = next? else {
+                return Ok(());
+            };
+            liveness.beat();
+            heard = Instant::now();
+            position.version = Some(self.take_event(&line).await?);
+            self.status.heard(&[self.kind]);
+        }
+    }
+
+    /// Lists everything, page by page; tells the list's version.
+    async fn list(&mut self, client: &Client, liveness: &Liveness) -> Result<String, TryError> {
+        let mut objects: Vec<Object> = Vec::new();
+        let mut problems: Vec<(Arc<str>, Vec<Problem>)> = Vec::new();
+        let mut next = None;
+        let version = loop {
+            let text = wire::page(client, self.kind, &self.options, next).await?;
+            liveness.beat();
+            let mut converter = converter(&mut self.names);
+            let head = page::read_page(&text, self.kind, &mut converter, &mut |converted| {
+                objects.extend(converted.object);
+                if !converted.problems.is_empty() {
+                    problems.push((subject(self.kind, converted.key.as_ref()), converted.problems));
+                }
+            })
+            .map_err(WireError::Answer)?;
+            match head.next {
+                Some(token) => next = Some(token),
+                None => break head.version,
+            }
+        };
+        self.send(Update::Replace(content(self.kind, objects))).await?;
+        let healed = std::mem::take(&mut self.troubled);
+        for subject in healed {
+            if problems.iter().all(|(troubled, _)| *troubled != subject) {
+                let problems = Vec::new();
+                self.send(Update::Problems { subject, problems }).await?;
+            }
+        }
+        for (subject, problems) in problems {
+            self.say(subject, problems).await?;
+        }
+        self.send(Update::Synced(self.kind)).await?;
+        self.status.synced(&[self.kind]);
+        Ok(version)
+    }
+
+    /// Takes one event in; tells its version.
+    async fn take_event(&mut self, line: &[u8]) -> Result<String, TryError> {
+        let event = page::read_event(line, self.kind, &mut converter(&mut self.names)).map_err(WireError::Answer)?;
+        match event {
+            WatchEvent::Bookmark(version) => Ok(version),
+            WatchEvent::Error { code, message } => Err(WireError::WatchEnded { code, message }.into()),
+            WatchEvent::Deleted(key, version) => {
+                self.say(subject(self.kind, Some(&key)), Vec::new()).await?;
+                self.send(Update::Delete(key)).await?;
+                Ok(version)
+            }
+            WatchEvent::Applied(converted, version) => {
+                let Converted { key, object, problems } = converted;
+                self.say(subject(self.kind, key.as_ref()), problems).await?;
+                match (object, key) {
+                    (Some(object), _) => self.send(Update::Apply(object)).await?,
+                    // Refused, or no concern of ours any more: a slice that lost its label, for example.
+                    (None, Some(key)) => self.send(Update::Delete(key)).await?,
+                    (None, None) => {}
+                }
+                Ok(version)
+            }
+        }
+    }
+
+    async fn say(&mut self, subject: Arc<str>, problems: Vec<Problem>) -> Result<(), FeedError> {
+        let worth_saying = if problems.is_empty() {
+            self.troubled.remove(&subject)
+        } else {
+            self.troubled.insert(subject.clone());
+            true
+        };
+        if worth_saying {
+            self.send(Update::Problems { subject, problems }).await?;
+        }
+        Ok(())
+    }
+
+    async fn send(&self, update: Update) -> Result<(), FeedError> {
+        self.updates.send(update).await.map_err(|_| FeedError::NobodyListens)
+    }
+}
+
+async fn idle(mut wait: Duration, liveness: &Liveness) {
+    while !wait.is_zero() {
+        let part = wait.min(BEAT);
+        sleep(part).await;
+        liveness.beat();
+        wait -= part;
+    }
+}
+
+fn converter(names: &mut Names) -> Converter<'_> {
+    Converter {
+        origin: names.share("API server"),
+        names,
+    }
+}
+
+fn subject(kind: Kind, key: Option<&ObjectKey>) -> Arc<str> {
+    let label = key.map_or_else(
+        || object_label(kind, "", ""),
+        |key| object_label(kind, &key.name.namespace, &key.name.name),
+    );
+    label.into()
+}
+
+fn content(kind: Kind, objects: Vec<Object>) -> Content {
+    let (mut services, mut slices, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
+    for object in objects {
+        match object {
+            Object::Service(service) => services.push(service),
+            Object::Slice(slice) => slices.push(slice),
+            Object::Node(node) => nodes.push(node),
+        }
+    }
+    match kind {
+        Kind::Slice => Content::Slices(slices),
+        Kind::Node => Content::Nodes(nodes),
+        Kind::Service | Kind::Addresses => Content::Services(services),
+    }
+}

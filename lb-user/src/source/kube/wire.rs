@@ -1,0 +1,289 @@
+//! Requests to the API server, and everything that can go wrong with an answer.
+
+use std::{error::Error, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use kube::{
+    Client, Config,
+    client::Body,
+    config::{KubeConfigOptions, Kubeconfig},
+    core::{
+        Request,
+        params::{ListParams, WatchParams},
+    },
+};
+use tokio::time::timeout;
+
+use super::Options;
+use crate::{model::Kind, source::convert::quote};
+
+/// The largest page of a list, and the largest event, that is taken in.
+const LARGEST_ANSWER: usize = 256 << 20;
+/// How much of an error's text is read.
+const LARGEST_ERROR: usize = 64 << 10;
+
+/// Why a request brought nothing, or not all.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WireError {
+    /// The configuration or the credentials cannot be used.
+    #[error("cannot set up the connection to the API server: {0}")]
+    Setup(String),
+    /// No answer came: name lookup, connection, TLS, or a cut.
+    #[error("cannot reach the API server: {0}")]
+    Transport(String),
+    /// The server was silent for too long.
+    #[error("the API server was silent for {0:?}")]
+    Silence(Duration),
+    /// The server refused.
+    #[error("the API server refused with {code}: {message}")]
+    Refused {
+        /// The HTTP status.
+        code: u16,
+        /// What it said.
+        message: String,
+        /// How long it asks to be left alone.
+        retry_after: Option<Duration>,
+    },
+    /// The answer is none that an API server gives.
+    #[error("the API server's answer cannot be understood: {0}")]
+    Answer(String),
+    /// The watch ended with an error event.
+    #[error("the API server ended the watch with {code}: {message}")]
+    WatchEnded {
+        /// The status code in the event.
+        code: i64,
+        /// What it said.
+        message: String,
+    },
+}
+
+impl WireError {
+    /// Whether what was known of the server's version history is of no use any more.
+    pub(super) fn needs_list(&self) -> bool {
+        match self {
+            Self::Refused { code, .. } => *code == 410,
+            Self::Answer(_) | Self::WatchEnded { .. } => true,
+            Self::Setup(_) | Self::Transport(_) | Self::Silence(_) => false,
+        }
+    }
+
+    /// Whether the credentials may be the reason, so that they should be read anew.
+    pub(super) fn needs_setup(&self) -> bool {
+        matches!(self, Self::Setup(_) | Self::Refused { code: 401 | 403, .. })
+    }
+
+    fn of_kube(error: &kube::Error) -> Self {
+        match error {
+            kube::Error::Auth(_) => Self::Setup(chain(error)),
+            _ => Self::Transport(chain(error)),
+        }
+    }
+}
+
+/// An error with all its causes, in one line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Sets up a client. Nothing is sent yet.
+pub(super) async fn client(options: &Options) -> Result<Client, WireError> {
+    let setup = |error: &dyn Error| WireError::Setup(chain(error));
+    let mut config = match (&options.url, &options.kubeconfig) {
+        (Some(url), _) => {
+            let url = url.parse().map_err(|_| {
+                WireError::Setup(format!(
+                    "found {}; wanted a URL such as https://10.0.0.1:6443",
+                    quote(url)
+                ))
+            })?;
+            Config::new(url)
+        }
+        (None, Some(path)) => {
+            let kubeconfig = Kubeconfig::read_from(path).map_err(|error| setup(&error))?;
+            let chosen = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+            chosen.map_err(|error| setup(&error))?
+        }
+        (None, None) => Config::infer().await.map_err(|error| setup(&error))?,
+    };
+    config.connect_timeout = Some(options.timing.answer);
+    Client::try_from(config).map_err(|error| setup(&error))
+}
+
+/// The path and the field selector of a kind's collection.
+fn collection(kind: Kind, node_name: &str) -> (Request, Option<String>) {
+    match kind {
+        Kind::Slice => (Request::new("/apis/discovery.k8s.io/v1/endpointslices"), None),
+        Kind::Node => (
+            Request::new("/api/v1/nodes"),
+            Some(format!("metadata.name={node_name}")),
+        ),
+        Kind::Service | Kind::Addresses => (Request::new("/api/v1/services"), None),
+    }
+}
+
+/// Fetches one page of a list, whole.
+pub(super) async fn page(
+    client: &Client,
+    kind: Kind,
+    options: &Options,
+    continue_token: Option<String>,
+) -> Result<Bytes, WireError> {
+    let (request, field_selector) = collection(kind, &options.node_name);
+    let params = ListParams {
+        field_selector,
+        limit: Some(options.timing.page),
+        continue_token,
+        ..ListParams::default()
+    };
+    let request = request.list(&params).map_err(|error| WireError::Setup(chain(&error)))?;
+    let answer = options.timing.answer;
+    let mut body = ask(client, request.map(Body::from), answer).await?;
+    let mut text = BytesMut::new();
+    while let Some(part) = body.part(answer).await? {
+        if text.len() + part.len() > LARGEST_ANSWER {
+            return Err(WireError::Answer(format!("a page of more than {LARGEST_ANSWER} bytes")));
+        }
+        text.extend_from_slice(&part);
+    }
+    Ok(text.freeze())
+}
+
+/// Opens a watch from a version on.
+pub(super) async fn watch(client: &Client, kind: Kind, options: &Options, version: &str) -> Result<Events, WireError> {
+    let (request, field_selector) = collection(kind, &options.node_name);
+    let params = WatchParams {
+        field_selector,
+        timeout: u32::try_from(options.timing.watch.as_secs().max(1)).ok(),
+        bookmarks: true,
+        ..WatchParams::default()
+    };
+    let mut request = request
+        .watch(&params, version)
+        .map_err(|error| WireError::Setup(chain(&error)))?;
+    // A compressed stream cannot be taken apart event by event.
+    let plain = "identity".parse().map_err(|_| WireError::Setup("header".to_owned()))?;
+    request.headers_mut().insert("accept-encoding", plain);
+    let body = ask(client, request.map(Body::from), options.timing.answer).await?;
+    Ok(Events {
+        body,
+        text: BytesMut::new(),
+        searched: 0,
+    })
+}
+
+/// Sends a request and takes the head of its answer: JSON with a good status, or an error.
+async fn ask(client: &Client, request: hyper::Request<Body>, limit: Duration) -> Result<Answer, WireError> {
+    let response = timeout(limit, client.send(request))
+        .await
+        .map_err(|_| WireError::Silence(limit))?
+        .map_err(|error| WireError::of_kube(&error))?;
+    let (head, body) = response.into_parts();
+    let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+    let content_type = header("content-type").map(str::to_owned);
+    let retry_after = header("retry-after")
+        .and_then(|text| text.parse().ok())
+        .map(Duration::from_secs);
+    let status = head.status;
+    let mut body = Answer { body };
+    if !status.is_success() {
+        return Err(WireError::Refused {
+            code: status.as_u16(),
+            message: body.error_text(limit).await,
+            retry_after,
+        });
+    }
+    match content_type {
+        Some(found) if !found.starts_with("application/json") => Err(WireError::Answer(format!(
+            "content type {}; wanted application/json",
+            quote(found)
+        ))),
+        _ => Ok(body),
+    }
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+struct Answer {
+    body: Body,
+}
+
+impl Answer {
+    /// The next part; `None` at the proper end. A cut is an error.
+    async fn part(&mut self, limit: Duration) -> Result<Option<Bytes>, WireError> {
+        loop {
+            let frame = timeout(limit, self.body.frame())
+                .await
+                .map_err(|_| WireError::Silence(limit))?;
+            match frame {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(WireError::of_kube(&error)),
+                Some(Ok(frame)) => {
+                    if let Ok(part) = frame.into_data() {
+                        return Ok(Some(part));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What a refusal says: the message of a Status, else the beginning of whatever it is.
+    async fn error_text(&mut self, limit: Duration) -> String {
+        let mut text = BytesMut::new();
+        while text.len() < LARGEST_ERROR
+            && let Ok(Some(part)) = self.part(limit).await
+        {
+            text.extend_from_slice(&part);
+        }
+        match serde_json::from_slice::<serde_json::Value>(&text) {
+            Ok(status) if status["message"].is_string() => status["message"].as_str().unwrap_or_default().to_owned(),
+            _ => quote(String::from_utf8_lossy(&text).trim()),
+        }
+    }
+}
+
+/// An open watch.
+#[derive(Debug)]
+pub(super) struct Events {
+    body: Answer,
+    text: BytesMut,
+    /// How much of `text` is known to hold no line end.
+    searched: usize,
+}
+
+impl Events {
+    /// The next event's text; `None` when the server ended the watch, between events or in the middle of one.
+    ///
+    /// Safe to drop before it is done: nothing that has arrived is lost.
+    pub(super) async fn next(&mut self, silence: Duration) -> Result<Option<Bytes>, WireError> {
+        loop {
+            if let Some(end) = self.text[self.searched..].iter().position(|&byte| byte == b'\n') {
+                let line = self.text.split_to(self.searched + end + 1).freeze();
+                self.searched = 0;
+                if line.trim_ascii().is_empty() {
+                    continue;
+                }
+                return Ok(Some(line));
+            }
+            self.searched = self.text.len();
+            if self.text.len() > LARGEST_ANSWER {
+                return Err(WireError::Answer(format!(
+                    "an event of more than {LARGEST_ANSWER} bytes"
+                )));
+            }
+            match self.body.part(silence).await? {
+                Some(part) => self.text.extend_from_slice(&part),
+                None => return Ok(None),
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! An API server for tests: list and watch of Services, EndpointSlices and Nodes over real HTTP/1.1.
+//!
+//! What it proves: that a client pages through lists, resumes watches from the right version, takes bookmarks,
+//! relists after 410 (as an HTTP status and as an event), and lives through cuts, silence, refusals and nonsense. Its
+//! rules are the API server's own: one version counter for all objects, events in the order of versions, `ADDED` /
+//! `MODIFIED` / `DELETED` with the object as it was last, lists that show one version over all their pages, expired
+//! versions and continue tokens after a compaction.
+//!
+//! What it cannot prove: TLS, authentication (it hands out 401 and 403 on demand alone), admission and defaulting (objects
+//! are stored as they are given), the timing of a real server's bookmarks, protobuf, and everything behind etcd. That
+//! the real server speaks this protocol is to be shown once against a real one.
+
+mod fault;
+mod http;
+mod store;
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use serde_json::Value;
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    sync::watch,
+    task::JoinHandle,
+};
+
+use self::store::Store;
+pub use self::{fault::Fault, store::Resource};
+
+/// A running API server. It ends with its owner.
+#[derive(Debug)]
+pub struct ApiServer {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    listener: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What requests of one kind were made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// First pages of lists.
+    pub lists: u64,
+    /// Further pages.
+    pub further_pages: u64,
+    /// Watches.
+    pub watches: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Wakes watches: the store or the fault changed.
+    changed: watch::Sender<u64>,
+    /// Ends all connections that are older than its last change.
+    cut: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    store: Store,
+    fault: Option<Fault>,
+    requests: std::collections::BTreeMap<Resource, Requests>,
+    /// Requests that met the fault.
+    struck: u64,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        self.changed.send_modify(|count| *count += 1);
+    }
+}
+
+impl ApiServer {
+    /// Starts on a free port of 127.0.0.1.
+    ///
+    /// # Panics
+    /// No port can be bound.
+    pub async fn start() -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+        let server = Self {
+            address: listener.local_addr().expect("the listener has an address"),
+            shared: Arc::new(Shared {
+                state: Mutex::default(),
+                changed: watch::Sender::new(0),
+                cut: watch::Sender::new(0),
+            }),
+            listener: Mutex::new(None),
+        };
+        server.accept(listener);
+        server
+    }
+
+    /// The server's URL.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Stores an object, new or changed.
+    ///
+    /// # Panics
+    /// The value is no Service, EndpointSlice or Node with a name.
+    pub fn apply(&self, object: Value) {
+        self.shared.state().store.apply(object);
+        self.shared.wake();
+    }
+
+    /// Deletes an object, if it is there.
+    pub fn delete(&self, resource: Resource, namespace: &str, name: &str) {
+        self.shared.state().store.delete(resource, namespace, name);
+        self.shared.wake();
+    }
+
+    /// All objects of a kind, as a client would get them.
+    pub fn objects(&self, resource: Resource) -> Vec<Value> {
+        self.shared.state().store.objects(resource)
+    }
+
+    /// Forgets all events so far: watches from older versions, and lists that are under way, meet 410.
+    pub fn compact(&self) {
+        self.shared.state().store.compact();
+    }
+
+    /// Goes back to a lower version counter, as after a restored backup; objects stay as they are.
+    pub fn restore_older_versions(&self) {
+        self.shared.state().store.restore_older_versions();
+        self.disconnect();
+    }
+
+    /// Sends a bookmark on all watches.
+    pub fn bookmark(&self) {
+        self.shared.state().store.bookmark();
+        self.shared.wake();
+    }
+
+    /// From now on, goes wrong in this way; `None` heals.
+    pub async fn set_fault(&self, fault: Option<Fault>) {
+        let was = std::mem::replace(&mut self.shared.state().fault, fault);
+        if fault == Some(Fault::RefuseConnections) {
+            let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(listener) = listener {
+                listener.abort();
+                // The port is free when the task is gone, not before.
+                let _ = listener.await;
+            }
+        } else if was == Some(Fault::RefuseConnections) {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            socket.set_reuseaddr(true).expect("reuse of the port");
+            socket.bind(self.address).expect("the former port");
+            self.accept(socket.listen(64).expect("a listener"));
+        }
+        self.shared.wake();
+    }
+
+    /// How many requests met the present or an earlier fault. Refused connections do not count: nobody sees them.
+    pub fn struck(&self) -> u64 {
+        self.shared.state().struck
+    }
+
+    /// Cuts all connections that exist now.
+    pub fn disconnect(&self) {
+        self.shared.cut.send_modify(|count| *count += 1);
+    }
+
+    /// What was asked about a kind so far.
+    pub fn requests(&self, resource: Resource) -> Requests {
+        self.shared.state().requests.get(&resource).copied().unwrap_or_default()
+    }
+
+    fn accept(&self, listener: TcpListener) {
+        let task = tokio::spawn(http::accept(listener, self.shared.clone()));
+        *self.listener.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        if let Some(listener) = self.listener.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            listener.abort();
+        }
+        self.disconnect();
+    }
+}

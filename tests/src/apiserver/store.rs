@@ -1,0 +1,215 @@
+//! The objects, their versions and their history.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+/// A collection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Resource {
+    /// `/api/v1/services`.
+    Services,
+    /// `/apis/discovery.k8s.io/v1/endpointslices`.
+    Slices,
+    /// `/api/v1/nodes`.
+    Nodes,
+}
+
+impl Resource {
+    /// The collection at a path.
+    pub(super) fn at(path: &str) -> Option<Self> {
+        match path {
+            "/api/v1/services" => Some(Self::Services),
+            "/apis/discovery.k8s.io/v1/endpointslices" => Some(Self::Slices),
+            "/api/v1/nodes" => Some(Self::Nodes),
+            _ => None,
+        }
+    }
+
+    /// The kind of the collection's objects.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Services => "Service",
+            Self::Slices => "EndpointSlice",
+            Self::Nodes => "Node",
+        }
+    }
+
+    /// The API version of the collection's objects.
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Self::Services | Self::Nodes => "v1",
+            Self::Slices => "discovery.k8s.io/v1",
+        }
+    }
+
+    fn of(object: &Value) -> Option<Self> {
+        [Self::Services, Self::Slices, Self::Nodes]
+            .into_iter()
+            .find(|resource| object["kind"] == resource.kind())
+    }
+}
+
+/// One entry of the history.
+#[derive(Clone, Debug)]
+pub(super) struct Event {
+    pub(super) version: u64,
+    pub(super) resource: Resource,
+    /// `ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`.
+    pub(super) event_type: &'static str,
+    pub(super) object: Value,
+}
+
+/// A page of a list.
+#[derive(Debug)]
+pub(super) struct Page {
+    pub(super) version: u64,
+    pub(super) items: Vec<Value>,
+    pub(super) next: Option<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Store {
+    version: u64,
+    objects: BTreeMap<(Resource, String, String), Value>,
+    history: Vec<Event>,
+    /// Events up to this version are forgotten.
+    compacted: u64,
+    /// Lists under way: what is left of each, at the version that it shows.
+    continued: BTreeMap<String, (u64, Vec<Value>)>,
+    tokens: u64,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self {
+            version: 1000,
+            objects: BTreeMap::new(),
+            history: Vec::new(),
+            compacted: 0,
+            continued: BTreeMap::new(),
+            tokens: 0,
+        }
+    }
+}
+
+impl Store {
+    pub(super) fn apply(&mut self, mut object: Value) {
+        let resource = Resource::of(&object).expect("a Service, an EndpointSlice or a Node");
+        let name = object["metadata"]["name"].as_str().expect("a name").to_owned();
+        let namespace = match resource {
+            Resource::Nodes => String::new(),
+            _ => object["metadata"]["namespace"].as_str().unwrap_or("default").to_owned(),
+        };
+        if resource != Resource::Nodes {
+            object["metadata"]["namespace"] = json!(namespace);
+        }
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        let old = self.objects.insert((resource, namespace, name), object.clone());
+        self.history.push(Event {
+            version: self.version,
+            resource,
+            event_type: if old.is_some() { "MODIFIED" } else { "ADDED" },
+            object,
+        });
+    }
+
+    pub(super) fn delete(&mut self, resource: Resource, namespace: &str, name: &str) {
+        let Some(mut object) = self.objects.remove(&(resource, namespace.to_owned(), name.to_owned())) else {
+            return;
+        };
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.history.push(Event {
+            version: self.version,
+            resource,
+            event_type: "DELETED",
+            object,
+        });
+    }
+
+    pub(super) fn bookmark(&mut self) {
+        // Something that nobody watches happened: the counter went on.
+        self.version += 1;
+        for resource in [Resource::Services, Resource::Slices, Resource::Nodes] {
+            self.history.push(Event {
+                version: self.version,
+                resource,
+                event_type: "BOOKMARK",
+                object: json!({
+                    "kind": resource.kind(),
+                    "apiVersion": resource.api_version(),
+                    "metadata": {"resourceVersion": self.version.to_string(), "creationTimestamp": null},
+                }),
+            });
+        }
+    }
+
+    pub(super) fn objects(&self, resource: Resource) -> Vec<Value> {
+        let of_kind = self.objects.iter().filter(|((kind, _, _), _)| *kind == resource);
+        of_kind.map(|(_, object)| object.clone()).collect()
+    }
+
+    pub(super) fn compact(&mut self) {
+        self.compacted = self.version;
+        self.history.clear();
+        self.continued.clear();
+    }
+
+    pub(super) fn restore_older_versions(&mut self) {
+        self.version /= 2;
+        self.compacted = 0;
+        self.history.clear();
+        self.continued.clear();
+        for object in self.objects.values_mut() {
+            object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        }
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Whether a watch from this version on has lost events.
+    pub(super) fn is_expired(&self, version: u64) -> bool {
+        version < self.compacted
+    }
+
+    /// What happened after a version, or the version itself lies in the past that is forgotten.
+    pub(super) fn events_after(&self, resource: Resource, version: u64) -> Vec<Event> {
+        let later = self.history.iter().filter(|event| event.version > version);
+        later.filter(|event| event.resource == resource).cloned().collect()
+    }
+
+    /// The first page of a list.
+    pub(super) fn list(&mut self, resource: Resource, name: Option<&str>, limit: usize) -> Page {
+        let mut items = self.objects(resource);
+        items.retain(|item| name.is_none_or(|name| item["metadata"]["name"] == name));
+        for item in &mut items {
+            // The items of a typed list do not say what they are.
+            if let Some(item) = item.as_object_mut() {
+                item.remove("kind");
+                item.remove("apiVersion");
+            }
+        }
+        self.page(self.version, items, limit)
+    }
+
+    /// A further page; `None` if the token has expired.
+    pub(super) fn list_on(&mut self, token: &str, limit: usize) -> Option<Page> {
+        let (version, items) = self.continued.remove(token)?;
+        Some(self.page(version, items, limit))
+    }
+
+    fn page(&mut self, version: u64, mut items: Vec<Value>, limit: usize) -> Page {
+        let rest = items.split_off(limit.min(items.len()));
+        let next = (!rest.is_empty()).then(|| {
+            self.tokens += 1;
+            let token = format!("token-{}", self.tokens);
+            self.continued.insert(token.clone(), (version, rest));
+            token
+        });
+        Page { version, items, next }
+    }
+}

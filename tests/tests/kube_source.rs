@@ -1,0 +1,580 @@
+//! The API server as a source: whatever goes wrong, nothing is dropped, no loop ends, and what the server holds in the
+//! end is what is served (incident 4).
+
+use std::time::{Duration, Instant};
+
+use lb_tests::apiserver::{ApiServer, Fault, Resource};
+use lb_user::{
+    desired::{Config, Desired, NodePortAddresses},
+    model::{Content, DesiredService, Kind, Object, ObjectName, Update},
+    source::{
+        Running,
+        convert::{Converter, Names},
+        kube::{Options, Timing, start},
+    },
+};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+const NODE: &str = "node-1";
+const KINDS: [Kind; 3] = [Kind::Service, Kind::Slice, Kind::Node];
+const RESOURCES: [Resource; 3] = [Resource::Services, Resource::Slices, Resource::Nodes];
+/// How long anything may take before a test calls it never.
+const NEVER: Duration = Duration::from_secs(30);
+
+fn fold() -> Desired {
+    Desired::new(Config {
+        node_name: NODE.to_owned(),
+        proxy_name: None,
+        external_ips: true,
+        node_port_addresses: NodePortAddresses::Primary,
+        awaited: KINDS.to_vec(),
+    })
+}
+
+/// Quick time limits, so that a test meets many of them.
+fn timing() -> Timing {
+    Timing {
+        answer: Duration::from_millis(300),
+        silence: Duration::from_secs(5),
+        watch: Duration::from_secs(60),
+        first_wait: Duration::from_millis(5),
+        most_wait: Duration::from_millis(40),
+        steady: Duration::from_millis(100),
+        page: 2,
+    }
+}
+
+fn service(name: &str, last: u8) -> Value {
+    json!({
+        "kind": "Service", "apiVersion": "v1",
+        "metadata": {"name": name, "creationTimestamp": "2024-05-01T10:20:30Z"},
+        "spec": {
+            "type": "NodePort", "clusterIP": format!("10.96.0.{last}"), "clusterIPs": [format!("10.96.0.{last}")],
+            "ports": [{"name": "http", "port": 80, "protocol": "TCP", "nodePort": 30000 + u32::from(last)}],
+        },
+    })
+}
+
+fn slice(name: &str, service: &str, addresses: &[&str]) -> Value {
+    let endpoints: Vec<Value> = addresses
+        .iter()
+        .map(|address| json!({"addresses": [address], "conditions": {"ready": true}}))
+        .collect();
+    json!({
+        "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
+        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": service}},
+        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+        "endpoints": endpoints,
+    })
+}
+
+fn node(name: &str, address: &str) -> Value {
+    json!({
+        "kind": "Node", "apiVersion": "v1",
+        "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": "a"}},
+        "status": {"addresses": [{"type": "InternalIP", "address": address}]},
+    })
+}
+
+/// What a fold says in the end, whatever way it went.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    services: Vec<DesiredService>,
+    problems: Vec<String>,
+}
+
+fn outcome(desired: &Desired) -> Outcome {
+    let mut services: Vec<DesiredService> = desired.services().collect();
+    services.sort_by(|a, b| a.name.cmp(&b.name));
+    let problems = desired.problems().iter().map(ToString::to_string).collect();
+    Outcome { services, problems }
+}
+
+/// What a fold of the server's objects, and nothing else, says.
+fn truth(server: &ApiServer) -> Outcome {
+    let mut names = Names::default();
+    let mut converter = Converter {
+        origin: names.share("API server"),
+        names: &mut names,
+    };
+    let mut desired = fold();
+    for resource in RESOURCES {
+        for object in server.objects(resource) {
+            let converted = match resource {
+                Resource::Services => converter.service(&serde_json::from_value(object).expect("a Service")),
+                Resource::Slices => converter.slice(&serde_json::from_value(object).expect("a slice")),
+                Resource::Nodes => converter.node(&serde_json::from_value(object).expect("a Node")),
+            };
+            if let Some(object) = converted.object {
+                desired.apply(Update::Apply(object));
+            }
+            if let Some(key) = converted.key.filter(|_| !converted.problems.is_empty()) {
+                let subject = format!("{} {}", key.kind.as_str(), key.name).into();
+                let problems = converted.problems;
+                desired.apply(Update::Problems { subject, problems });
+            }
+        }
+    }
+    outcome(&desired)
+}
+
+struct Lab {
+    server: ApiServer,
+    cancel: CancellationToken,
+    running: Running,
+    desired: Desired,
+}
+
+impl Lab {
+    fn over(server: ApiServer) -> Self {
+        let cancel = CancellationToken::new();
+        let options = Options {
+            node_name: NODE.to_owned(),
+            url: Some(server.url()),
+            kubeconfig: None,
+            timing: timing(),
+        };
+        Self {
+            running: start(options, &cancel),
+            desired: fold(),
+            server,
+            cancel,
+        }
+    }
+
+    /// A server with some objects, and a source that has them.
+    async fn settled() -> Self {
+        let server = ApiServer::start().await;
+        server.apply(node(NODE, "192.168.0.1"));
+        server.apply(node("node-2", "192.168.0.2"));
+        for last in 1..=5 {
+            let name = format!("svc-{last}");
+            server.apply(service(&name, last));
+            server.apply(slice(
+                &format!("{name}-a"),
+                &name,
+                &[&format!("10.0.0.{last}"), "10.0.1.1"],
+            ));
+        }
+        let mut lab = Self::over(server);
+        lab.until("the first sync", |lab| lab.desired.synced()).await;
+        lab.until_true("the first state").await;
+        lab
+    }
+
+    /// Takes what has come, and waits for more until the condition holds.
+    async fn until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + NEVER;
+        loop {
+            while let Ok(update) = self.running.updates.try_recv() {
+                self.desired.apply(update);
+            }
+            if condition(self) {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "never happened: {what}\nsource: {:?}\nstate: {:#?}",
+                self.running.status.snapshot(),
+                outcome(&self.desired)
+            );
+            // Conditions may look at the server or the status too, so this wakes now and then without an update.
+            let wait = tokio::time::timeout(Duration::from_millis(10), self.running.updates.recv());
+            match wait.await {
+                Ok(Some(update)) => {
+                    self.desired.apply(update);
+                }
+                Ok(None) => panic!("the source ended before: {what}"),
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn until_true(&mut self, what: &str) {
+        let all = |lab: &Self| outcome(&lab.desired) == truth(&lab.server);
+        self.until(what, all).await;
+        self.until(&format!("{what}: connected"), |lab| {
+            let status = lab.running.status.snapshot();
+            status.kinds.values().all(|kind| kind.connected && kind.error.is_none())
+        })
+        .await;
+    }
+
+    fn lists(&self) -> u64 {
+        RESOURCES
+            .iter()
+            .map(|resource| self.server.requests(*resource).lists)
+            .sum()
+    }
+
+    /// No loop ended, not even for a moment.
+    fn assert_loops_live(&self) {
+        for liveness in &self.running.loops {
+            let seen = liveness.snapshot();
+            assert!(seen.running && seen.starts == 1, "{seen:?}");
+        }
+    }
+
+    async fn end(self) {
+        self.assert_loops_live();
+        self.cancel.cancel();
+        for task in self.running.tasks {
+            task.await.expect("a loop ends in peace");
+        }
+    }
+
+    /// Adds, changes and deletes objects of both kinds.
+    fn change(&self, round: u8) {
+        let fresh = 100 + round;
+        self.server.apply(service(&format!("svc-{fresh}"), fresh));
+        self.server
+            .apply(slice(&format!("svc-{fresh}-a"), &format!("svc-{fresh}"), &["10.0.3.1"]));
+        self.server
+            .apply(slice("svc-1-a", "svc-1", &[&format!("10.0.2.{fresh}")]));
+        let gone = if round == 0 { 5 } else { 99 + round };
+        self.server
+            .delete(Resource::Services, "default", &format!("svc-{gone}"));
+        self.server
+            .delete(Resource::Slices, "default", &format!("svc-{gone}-a"));
+    }
+}
+
+#[tokio::test]
+async fn lists_by_pages_and_follows_changes_without_listing_again() {
+    let mut lab = Lab::settled().await;
+    let slices = lab.server.requests(Resource::Slices);
+    assert_eq!(
+        (slices.lists, slices.further_pages),
+        (1, 2),
+        "five slices in pages of two"
+    );
+    let own = lab.desired.node().expect("this node is known").clone();
+    assert_eq!(&*own.name, NODE, "no other node's object is taken for ours");
+    for round in 0..3 {
+        lab.change(round);
+        lab.until_true("the change").await;
+    }
+    lab.server.apply(node(NODE, "192.168.0.77"));
+    lab.until_true("the node's new address moves the NodePorts").await;
+    assert_eq!(lab.lists(), 3, "one list of each kind");
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn every_fault_is_lived_through_and_drops_nothing() {
+    let mut lab = Lab::settled().await;
+    for (round, fault) in Fault::ALL.into_iter().enumerate() {
+        let before = outcome(&lab.desired);
+        let errors = |lab: &Lab| -> u64 {
+            lab.running
+                .status
+                .snapshot()
+                .kinds
+                .values()
+                .map(|kind| kind.errors)
+                .sum()
+        };
+        let errors_before = errors(&lab);
+        let struck = lab.server.struck();
+        lab.server.set_fault(Some(fault)).await;
+        lab.server.disconnect();
+        lab.change(round as u8);
+        // The fault is met again and again, by all three loops.
+        lab.until(&format!("{fault:?} is met"), |lab| match fault {
+            Fault::RefuseConnections => errors(lab) >= errors_before + 9,
+            Fault::WatchCloses | Fault::EventCut => lab.server.struck() >= struck + 9,
+            fault if fault.spares_lists() => errors(lab) > errors_before && lab.server.struck() > struck,
+            _ => errors(lab) >= errors_before + 9 && lab.server.struck() >= struck + 9,
+        })
+        .await;
+        if !fault.spares_lists() {
+            assert_eq!(
+                outcome(&lab.desired).services,
+                before.services,
+                "{fault:?} changed what is served"
+            );
+        }
+        let served: Vec<ObjectName> = lab.desired.names().cloned().collect();
+        assert!(served.len() >= 5, "{fault:?} dropped Services: {served:?}");
+        assert!(lab.desired.synced());
+        lab.assert_loops_live();
+
+        lab.server.set_fault(None).await;
+        lab.until_true(&format!("healed from {fault:?}")).await;
+    }
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_at_the_start_is_waited_for() {
+    for fault in [
+        Fault::RefuseConnections,
+        Fault::Silent,
+        Fault::Status(403),
+        Fault::EmptyObject,
+        Fault::Html,
+    ] {
+        let server = ApiServer::start().await;
+        server.set_fault(Some(fault)).await;
+        server.apply(node(NODE, "192.168.0.1"));
+        server.apply(service("web", 9));
+        server.apply(slice("web-a", "web", &["10.0.0.1"]));
+        let mut lab = Lab::over(server);
+        lab.until("each loop has failed", |lab| {
+            lab.running
+                .status
+                .snapshot()
+                .kinds
+                .values()
+                .all(|kind| kind.errors >= 2)
+        })
+        .await;
+        assert!(
+            !lab.desired.synced(),
+            "nothing counts as synced before it was seen ({fault:?})"
+        );
+        let status = lab.running.status.snapshot();
+        assert!(
+            status
+                .kinds
+                .values()
+                .all(|kind| kind.synced.is_none() && kind.error.is_some()),
+            "{status:?}"
+        );
+        lab.server.set_fault(None).await;
+        lab.until("synced", |lab| lab.desired.synced()).await;
+        lab.until_true("everything is there").await;
+        lab.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_deletion_during_an_outage_is_seen_by_the_list_after_it() {
+    let mut lab = Lab::settled().await;
+    lab.server.set_fault(Some(Fault::RefuseConnections)).await;
+    lab.server.disconnect();
+    lab.server.delete(Resource::Services, "default", "svc-2");
+    lab.server.delete(Resource::Slices, "default", "svc-3-a");
+    // The events are forgotten: only a list can tell.
+    lab.server.compact();
+    lab.until("the outage is noticed", |lab| {
+        lab.running.status.snapshot().kinds.values().all(|kind| !kind.connected)
+    })
+    .await;
+    assert_eq!(
+        lab.desired.names().count(),
+        5,
+        "nothing is dropped before the server says so"
+    );
+    lab.server.set_fault(None).await;
+    lab.until_true("the deletions").await;
+    assert_eq!(lab.desired.names().count(), 4);
+    assert!(lab.lists() > 3, "it was a list that told");
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_cut_watch_resumes_where_it_was() {
+    let mut lab = Lab::settled().await;
+    for round in 0..3 {
+        lab.server.disconnect();
+        lab.change(round);
+        lab.until_true("the change after the cut").await;
+    }
+    assert_eq!(lab.lists(), 3, "no list was needed");
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn bookmarks_keep_an_idle_watch_inside_the_history() {
+    let mut lab = Lab::settled().await;
+    let heard = |lab: &Lab| {
+        lab.running
+            .status
+            .snapshot()
+            .kinds
+            .values()
+            .filter_map(|kind| kind.heard)
+            .min()
+    };
+    let before = heard(&lab);
+    lab.server.bookmark();
+    lab.until("all loops hear the bookmark", |lab| heard(lab) > before)
+        .await;
+    // What happened up to the bookmark is forgotten; a watch from there on has lost nothing.
+    lab.server.compact();
+    lab.server.disconnect();
+    lab.change(0);
+    lab.until_true("the change after the bookmark").await;
+    assert_eq!(lab.lists(), 3, "no list was needed");
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn an_expired_continue_token_starts_the_list_anew() {
+    let server = ApiServer::start().await;
+    server.apply(node(NODE, "192.168.0.1"));
+    for last in 1..=5 {
+        server.apply(service(&format!("svc-{last}"), last));
+    }
+    server.set_fault(Some(Fault::ContinueExpired)).await;
+    let mut lab = Lab::over(server);
+    lab.until("the second page fails", |lab| lab.server.struck() >= 3).await;
+    assert_eq!(lab.desired.names().count(), 0, "a part of a list is no list");
+    assert!(!lab.desired.synced_kind(Kind::Service));
+    lab.server.set_fault(None).await;
+    lab.until_true("the whole list").await;
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_server_restored_to_an_older_version_is_listed_anew() {
+    let mut lab = Lab::settled().await;
+    lab.server.restore_older_versions();
+    lab.change(0);
+    lab.until_true("the state after the restore").await;
+    lab.change(1);
+    lab.until_true("a change after it").await;
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_bad_object_loses_only_itself_and_may_heal() {
+    let mut lab = Lab::settled().await;
+    let mut weighed = slice("svc-1-a", "svc-1", &["10.0.0.1", "127.0.0.1"]);
+    weighed["metadata"]["annotations"] = json!({"evenkeel.io/weight": "many"});
+    lab.server.apply(weighed.clone());
+    lab.server
+        .apply(slice("svc-2-a", "svc-2", &["10.0.0.2", "169.254.0.1"]));
+    lab.until_true("both are judged").await;
+    let told = outcome(&lab.desired).problems.join("\n");
+    assert!(
+        told.contains("EndpointSlice default/svc-1-a: metadata.annotations[evenkeel.io/weight]"),
+        "{told}"
+    );
+    assert!(
+        told.contains("EndpointSlice default/svc-2-a: endpoints[1].addresses[0]"),
+        "{told}"
+    );
+    // A list says the same as the events did.
+    lab.server.compact();
+    lab.server.disconnect();
+    lab.change(0);
+    lab.until_true("listed anew").await;
+    assert_eq!(outcome(&lab.desired).problems.join("\n"), told);
+
+    weighed["metadata"]["annotations"] = json!({"evenkeel.io/weight": "7"});
+    lab.server.apply(weighed);
+    lab.server.delete(Resource::Slices, "default", "svc-2-a");
+    lab.until("only one problem is left", |lab| {
+        outcome(&lab.desired).problems.len() == 1
+    })
+    .await;
+    lab.until_true("healed").await;
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn an_unreadable_object_loses_only_itself() {
+    let mut lab = Lab::settled().await;
+    let mut bad = service("svc-3", 3);
+    bad["spec"]["ports"][0]["port"] = json!("eighty");
+    lab.server.apply(bad);
+    lab.until("the object is named", |lab| {
+        outcome(&lab.desired)
+            .problems
+            .iter()
+            .any(|problem| problem.contains("Service default/svc-3"))
+    })
+    .await;
+    assert_eq!(lab.desired.names().count(), 4);
+    lab.server.compact();
+    lab.server.disconnect();
+    lab.server.apply(service("svc-9", 9));
+    lab.until("the others go on, by a list too", |lab| {
+        lab.desired.names().count() == 5
+    })
+    .await;
+    lab.server.apply(service("svc-3", 3));
+    lab.until_true("healed").await;
+    lab.end().await;
+}
+
+/// A fixed pseudo-random sequence: a failure is found again with the same seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+}
+
+#[tokio::test]
+async fn long_sequences_of_changes_and_faults_end_in_the_servers_state() {
+    for seed in 1..=4 {
+        let mut dice = Dice(seed);
+        let mut lab = Lab::settled().await;
+        for step in 0..120 {
+            let last = 1 + dice.roll(20) as u8;
+            let name = format!("svc-{last}");
+            match dice.roll(12) {
+                0..=2 => lab.server.apply(service(&name, last)),
+                3..=5 => {
+                    let slice_name = format!("{name}-{}", dice.roll(3));
+                    let owner = format!("svc-{}", 1 + dice.roll(20));
+                    let addresses: Vec<String> = (0..dice.roll(4)).map(|i| format!("10.1.{i}.{last}")).collect();
+                    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+                    lab.server.apply(slice(&slice_name, &owner, &addresses));
+                }
+                6 => lab.server.delete(Resource::Services, "default", &name),
+                7 => lab
+                    .server
+                    .delete(Resource::Slices, "default", &format!("{name}-{}", dice.roll(3))),
+                8 => lab.server.compact(),
+                9 => lab.server.disconnect(),
+                10 => lab.server.bookmark(),
+                _ => {
+                    let fault = Fault::ALL[dice.roll(Fault::ALL.len() as u64) as usize];
+                    lab.server.set_fault(Some(fault)).await;
+                    lab.server.disconnect();
+                }
+            }
+            if dice.roll(8) == 0 {
+                lab.server.set_fault(None).await;
+                lab.until_true(&format!("seed {seed}, step {step}")).await;
+            }
+        }
+        lab.server.set_fault(None).await;
+        lab.until_true(&format!("seed {seed}, the end")).await;
+        lab.end().await;
+    }
+}
+
+#[tokio::test]
+async fn updates_are_whole_before_they_are_called_synced() {
+    let server = ApiServer::start().await;
+    server.apply(service("web", 9));
+    let mut lab = Lab::over(server);
+    let mut replaced = Vec::new();
+    while !lab.desired.synced() {
+        let update = lab.running.updates.recv().await.expect("the source goes on");
+        match &update {
+            Update::Replace(Content::Services(services)) => {
+                assert_eq!(services.len(), 1);
+                replaced.push(Kind::Service);
+            }
+            Update::Replace(Content::Slices(_)) => replaced.push(Kind::Slice),
+            Update::Replace(Content::Nodes(_)) => replaced.push(Kind::Node),
+            Update::Synced(kind) => assert!(replaced.contains(kind), "{kind:?} is synced before its content came"),
+            Update::Apply(Object::Service(_)) => panic!("an event before the list"),
+            _ => {}
+        }
+        lab.desired.apply(update);
+    }
+    lab.end().await;
+}
