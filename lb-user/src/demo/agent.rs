@@ -8,6 +8,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -219,6 +220,7 @@ impl<'a> Agent<'a> {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
+            .process_group(0)
             .spawn()
             .context("start the command line")?;
         let mut stdout = child
@@ -305,7 +307,7 @@ fn is_ready(netns: &Netns) -> bool {
         stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: demo\r\nConnection: close\r\n\r\n")?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer)?;
-        Ok(answer.starts_with(b"HTTP/1.1 200"))
+        Ok(answer.split(u8::is_ascii_whitespace).nth(1) == Some(b"200"))
     };
     netns.run(ask).is_ok_and(|answer| answer.unwrap_or(false))
 }

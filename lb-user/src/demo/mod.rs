@@ -39,6 +39,9 @@ use self::{
 };
 use crate::lab::{ChildCgroup, mounts::BpfFs};
 
+/// Fewest connections of the steady act.
+const LEAST_CONNECTIONS: u64 = 300;
+
 /// What the demo is asked for.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -48,7 +51,7 @@ pub struct Options {
     pub svg: Option<PathBuf>,
     /// Keep everything running after the last act until Ctrl-C, and leave the folder with manifests and logs.
     pub keep: bool,
-    /// Connections of the steady act.
+    /// Connections of the steady act; at least 300.
     pub connections: u64,
     /// The program that is started as the agent and asked as its client; this program itself if `None`.
     pub program: Option<PathBuf>,
@@ -71,11 +74,18 @@ impl Default for Options {
 /// # Errors
 /// Where this machine lacks what the demo needs, or the agent does not start: one sentence says what.
 pub fn run(options: &Options) -> Result<ExitCode> {
+    if options.connections < LEAST_CONNECTIONS {
+        bail!(
+            "--connections {} is too few: below {LEAST_CONNECTIONS} (a hundred a backend) shares say nothing",
+            options.connections
+        );
+    }
     check_machine()?;
     let interrupts = Interrupts::catch()?;
     let played = on_own_thread(|| play(options, &interrupts));
     match played {
-        Err(error) if error.is::<interrupt::Interrupted>() => {
+        // What failed after a signal failed because of it: half of the demo may have heard it too.
+        Err(_) if interrupts.check().is_err() => {
             writeln!(io::stderr(), "Interrupted; everything was removed.")?;
             Ok(ExitCode::from(130))
         }
@@ -137,7 +147,7 @@ fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
 
     let reference = match play_reference(options.connections, interrupts, &mut progress) {
         Ok(acts) => Reference::played(acts),
-        Err(error) if error.is::<interrupt::Interrupted>() => return Err(error),
+        Err(error) if interrupts.check().is_err() => return Err(error),
         // Without nft, or in a kernel without its expressions, the demo still shows what it is about.
         Err(error) => Reference::missing(format!("{error:#}")),
     };

@@ -31,7 +31,7 @@ pub(super) fn draw(outcome: &Outcome, broken: &[String], colour: bool) -> String
         &format!("Evenkeel's demo on Linux {}", outcome.kernel),
     ));
     page.line(&format!(
-        "One client with {} source ports; the server closes first, so ports come again.",
+        "One client with {} source ports; the server closes first, so they come again.",
         outcome.source_ports
     ));
     for panel in panels(outcome) {
@@ -72,10 +72,7 @@ pub(super) fn draw(outcome: &Outcome, broken: &[String], colour: bool) -> String
             "sudo evenkeel backend list",
             "shares and states of its backends",
         ),
-        (
-            "sudo evenkeel reuse",
-            "tuples used again: how soon, to what end",
-        ),
+        ("sudo evenkeel reuse", "tuples used again, and how soon"),
     ] {
         page.line(&format!("  {command:<38} {what}"));
     }
