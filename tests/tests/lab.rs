@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use lb_user::{
     lab::{
-        Child, ChildCgroup, Netns, Server, cgroup,
+        self, Child, ChildCgroup, Netns, Server, cgroup,
         client::{self, Attempt, Client, Failure, Load, Way},
         link,
         mounts::BpfFs,
@@ -60,12 +60,11 @@ fn per_backend(attempts: &[Attempt]) -> BTreeMap<SocketAddr, usize> {
     counts
 }
 
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while !condition() {
-        ensure!(Instant::now() < deadline, "not within 5 s: {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
+fn wait_until(what: &str, condition: impl FnMut() -> bool) -> Result<()> {
+    ensure!(
+        lab::holds_within(Duration::from_secs(5), condition),
+        "not within 5 s: {what}"
+    );
     Ok(())
 }
 
@@ -267,6 +266,32 @@ fn a_child_runs_inside_namespace_and_cgroup_and_dies_on_drop() -> Result<()> {
     let process = format!("/proc/{}", child.pid());
     drop(child);
     assert!(!Path::new(&process).exists());
+    drop(group);
+    assert!(!path.exists());
+    Ok(())
+}
+
+#[test]
+fn joining_moves_this_process_and_leaving_takes_it_back() -> Result<()> {
+    let here = || -> Result<String> { Ok(fs::read_to_string("/proc/self/cgroup")?) };
+    let before = here()?;
+    let group = ChildCgroup::new("lab.join")?;
+    let pod = group.below("pod")?;
+    pod.join()?;
+    pod.join()?;
+    let path = format!(
+        "{}/pod",
+        group
+            .path()
+            .file_name()
+            .and_then(|n| n.to_str())
+            .context("a name")?
+    );
+    assert!(here()?.contains(&path));
+    let path = group.path().to_owned();
+    // Whoever forgets to leave is taken back by the drop.
+    drop(pod);
+    assert_eq!(here()?, before);
     drop(group);
     assert!(!path.exists());
     Ok(())

@@ -200,16 +200,26 @@ impl<'a> Agent<'a> {
     /// What a person would type to look inside.
     pub(super) fn commands(&self) -> Vec<String> {
         let socket = self.socket.display();
-        [
+        let verbs = [
             "status",
             "service list",
             "backend list",
             "reuse",
             "explain 10.244.0.1 10.96.0.10:80",
-        ]
-        .iter()
-        .map(|verb| format!("evenkeel {verb} --socket {socket}"))
-        .collect()
+        ];
+        let mut commands: Vec<_> = verbs
+            .iter()
+            .map(|verb| format!("evenkeel {verb} --socket {socket}"))
+            .collect();
+        if let Some(child) = &self.child {
+            // The pins are in the mount namespace of the demo and its children.
+            commands.push(format!(
+                "nsenter -t {} -m ls -R {}",
+                child.pid(),
+                self.pins.display()
+            ));
+        }
+        commands
     }
 
     fn ask(&self, words: &[&str]) -> Result<Value> {

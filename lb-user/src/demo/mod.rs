@@ -123,7 +123,7 @@ fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
     let began = Instant::now();
     let mut progress = Progress::new();
-    let folder = stage::Folder::new(options.keep)?;
+    let mut folder = stage::Folder::new()?;
     let bpf = BpfFs::enter_private().context("the demo's private BPF file system")?;
     // Dropped last: by then the agent is gone and this process alone is in it.
     let group = ChildCgroup::new("demo")?;
@@ -177,6 +177,7 @@ fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
         .write_all(picture::draw(&outcome, &broken, colour).as_bytes())
         .context("print the picture")?;
     if options.keep {
+        folder.keep()?;
         linger(&folder, &agent, &stage, interrupts)?;
     }
     Ok(if broken.is_empty() {

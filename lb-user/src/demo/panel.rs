@@ -63,7 +63,7 @@ fn panel(act: &Act, other: Option<&Act>) -> Panel {
             "from when the removal was in force",
         ),
         "agent_killed" => (
-            "Agent killed (SIGKILL), started again, a backend added",
+            "Agent killed (SIGKILL) and started again",
             "until the new backend joined",
         ),
         _ => ("UDP: request and answer on new sockets", "all requests"),
