@@ -15,19 +15,11 @@ fn the_reference_arm_plays_every_act_and_loses_nothing() -> Result<()> {
     assert_eq!((steady.connections, steady.per_backend.len()), (1_500, 3));
     for act in &acts {
         assert_eq!(act.failed, 0, "{}: {:?}", act.name, act.failures);
-        assert_eq!(
-            act.per_backend.values().sum::<u64>(),
-            act.connections,
-            "{}",
-            act.name
-        );
+        assert_eq!(act.per_backend.values().sum::<u64>(), act.connections, "{}", act.name);
         assert!(act.connect_us.p50 > 0.0);
     }
 
-    let new = scale_out
-        .new_backends
-        .as_ref()
-        .context("scale_out has new backends")?;
+    let new = scale_out.new_backends.as_ref().context("scale_out has new backends")?;
     assert_eq!(scale_out.new_backend_share_of_fair.len(), 3);
     // Chance alone moves a share by a few percent; only a gross error is one of the demo's.
     for (backend, share) in &scale_out.new_backend_share_of_fair {
@@ -35,10 +27,7 @@ fn the_reference_arm_plays_every_act_and_loses_nothing() -> Result<()> {
     }
     assert!(new.first_second.connections > 0 && new.after.connections > 0);
 
-    let gone = removed
-        .removed_backend
-        .as_ref()
-        .context("backend_removed names one")?;
+    let gone = removed.removed_backend.as_ref().context("backend_removed names one")?;
     assert_eq!(gone.connections_after, 0);
     assert_eq!(removed.even.per_backend.len(), 5);
     assert!(!removed.even.per_backend.contains_key(&gone.backend));

@@ -108,11 +108,7 @@ fn udp_round_trips_on_connected_and_unconnected_sockets() -> Result<()> {
                 ..Load::tcp(target)
             };
             let attempts = Client::start(&near, &load)?.wait();
-            assert_eq!(
-                per_backend(&attempts),
-                BTreeMap::from([(target, 20)]),
-                "{way:?}"
-            );
+            assert_eq!(per_backend(&attempts), BTreeMap::from([(target, 20)]), "{way:?}");
         }
     }
     assert_eq!(server.count(listen[0]), 40);
@@ -169,10 +165,7 @@ fn failures_say_where_and_why() -> Result<()> {
             ..Load::tcp(target.parse()?)
         };
         let attempt = near.run(|| client::try_once(&load))?;
-        attempt
-            .outcome
-            .err()
-            .with_context(|| format!("{target} answered"))
+        attempt.outcome.err().with_context(|| format!("{target} answered"))
     };
     assert_eq!(
         once("10.0.0.2:81", 2_000)?.to_string(),
@@ -216,23 +209,13 @@ fn a_staying_server_echoes_until_the_client_leaves() -> Result<()> {
 
 #[test]
 fn namespaces_leave_no_trace() -> Result<()> {
-    let devices = || -> Result<usize> {
-        Ok(fs::read_to_string("/proc/thread-self/net/dev")?
-            .lines()
-            .count())
-    };
+    let devices = || -> Result<usize> { Ok(fs::read_to_string("/proc/thread-self/net/dev")?.lines().count()) };
     let before = devices()?;
     let (near, far) = pair()?;
-    assert_eq!(
-        devices()?,
-        before,
-        "a device shows up in the caller's own namespace"
-    );
+    assert_eq!(devices()?, before, "a device shows up in the caller's own namespace");
     drop(near);
     // The kernel takes a namespace down with its devices, and a pair's other end goes too: nothing held it any more.
-    wait_until("the namespace is gone", || {
-        link::index_of(&far, "down").is_err()
-    })
+    wait_until("the namespace is gone", || link::index_of(&far, "down").is_err())
 }
 
 #[test]
@@ -255,10 +238,7 @@ fn a_child_runs_inside_namespace_and_cgroup_and_dies_on_drop() -> Result<()> {
         fs::read_to_string(&log).is_ok_and(|t| t.contains("done"))
     })?;
     let said = fs::read_to_string(&log)?;
-    let name = path
-        .file_name()
-        .and_then(|n| n.to_str())
-        .context("a name")?;
+    let name = path.file_name().and_then(|n| n.to_str()).context("a name")?;
     assert!(said.contains(name), "{said}");
     let inode = netns.run(|| fs::read_link("/proc/thread-self/ns/net"))??;
     assert!(said.contains(inode.to_str().context("text")?), "{said}");
@@ -281,11 +261,7 @@ fn joining_moves_this_process_and_leaving_takes_it_back() -> Result<()> {
     pod.join()?;
     let path = format!(
         "{}/pod",
-        group
-            .path()
-            .file_name()
-            .and_then(|n| n.to_str())
-            .context("a name")?
+        group.path().file_name().and_then(|n| n.to_str()).context("a name")?
     );
     assert!(here()?.contains(&path));
     let path = group.path().to_owned();
@@ -331,9 +307,7 @@ fn the_private_bpf_file_system_is_seen_from_inside_alone() -> Result<()> {
         let mounts = fs::read_to_string("/proc/thread-self/mountinfo")?;
         let line = format!(" {} ", bpf.path().display());
         assert!(
-            mounts
-                .lines()
-                .any(|l| l.contains(&line) && l.contains(" - bpf ")),
+            mounts.lines().any(|l| l.contains(&line) && l.contains(" - bpf ")),
             "{mounts}"
         );
         Ok(folder)
@@ -366,21 +340,12 @@ fn nftables_rules_balance_change_and_refuse() -> Result<()> {
     all.push(service(&listen[..1]));
     nft::load(&near, &nft::render_all(&all))?;
     assert_eq!(per_backend(&dial(100)?), BTreeMap::from([(listen[0], 100)]));
-    nft::load(
-        &near,
-        &nft::render_change(&service(&listen[..1]), &service(&listen)),
-    )?;
+    nft::load(&near, &nft::render_change(&service(&listen[..1]), &service(&listen)))?;
     let both = per_backend(&dial(400)?);
-    assert!(
-        both.values().all(|&n| n > 100) && both.len() == 2,
-        "{both:?}"
-    );
+    assert!(both.values().all(|&n| n > 100) && both.len() == 2, "{both:?}");
     nft::load(&near, &nft::render_change(&service(&listen), &service(&[])))?;
     assert!(dial(10)?.iter().all(|a| a.outcome.is_err()));
-    nft::load(
-        &near,
-        &nft::render_change(&service(&[]), &service(&listen[1..])),
-    )?;
+    nft::load(&near, &nft::render_change(&service(&[]), &service(&listen[1..])))?;
     assert_eq!(per_backend(&dial(50)?), BTreeMap::from([(listen[1], 50)]));
     Ok(())
 }

@@ -33,10 +33,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use nix::unistd::geteuid;
 
-use self::{
-    agent::Agent, interrupt::Interrupts, plot::Plot, progress::Progress, reference::Rules,
-    stage::Stage,
-};
+use self::{agent::Agent, interrupt::Interrupts, plot::Plot, progress::Progress, reference::Rules, stage::Stage};
 use crate::lab::{ChildCgroup, mounts::BpfFs};
 
 /// Fewest connections of the steady act.
@@ -106,9 +103,7 @@ pub fn run_reference(connections: u64) -> Result<Vec<Act>> {
 /// Refuses, in one sentence, a machine that cannot show anything.
 fn check_machine() -> Result<()> {
     if !geteuid().is_root() {
-        bail!(
-            "the demo needs root (it makes network namespaces and a cgroup of its own): run it with sudo"
-        );
+        bail!("the demo needs root (it makes network namespaces and a cgroup of its own): run it with sudo");
     }
     crate::lab::cgroup::hierarchy()?;
     Ok(())
@@ -116,8 +111,7 @@ fn check_machine() -> Result<()> {
 
 /// Runs on a fresh thread, so that the mount namespace that it enters is not the caller's.
 fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| scope.spawn(work).join())
-        .unwrap_or_else(|panicked| panic::resume_unwind(panicked))
+    thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panicked| panic::resume_unwind(panicked))
 }
 
 fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
@@ -170,8 +164,7 @@ fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
         write_file(path, &svg::draw(&outcome))?;
     }
     let stdout = io::stdout();
-    let colour =
-        stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let colour = stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     stdout
         .lock()
         .write_all(picture::draw(&outcome, &broken, colour).as_bytes())
@@ -187,11 +180,7 @@ fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
     })
 }
 
-fn play_reference(
-    connections: u64,
-    interrupts: &Interrupts,
-    progress: &mut Progress,
-) -> Result<Vec<Act>> {
+fn play_reference(connections: u64, interrupts: &Interrupts, progress: &mut Progress) -> Result<Vec<Act>> {
     // Fresh namespaces: no connection, port or rule of the first arm is in them.
     let mut stage = Stage::new()?;
     let mut rules = Rules::new(&stage.client)?;
@@ -205,18 +194,10 @@ fn play_reference(
 }
 
 /// Keeps all of it alive, a slow client included, until Ctrl-C.
-fn linger(
-    folder: &stage::Folder,
-    agent: &Agent,
-    stage: &Stage,
-    interrupts: &Interrupts,
-) -> Result<()> {
+fn linger(folder: &stage::Folder, agent: &Agent, stage: &Stage, interrupts: &Interrupts) -> Result<()> {
     let client = stage.trickle()?;
     let mut out = io::stdout().lock();
-    writeln!(
-        out,
-        "\nKept running, with 50 connections a second, until Ctrl-C:"
-    )?;
+    writeln!(out, "\nKept running, with 50 connections a second, until Ctrl-C:")?;
     for command in agent.commands() {
         writeln!(out, "  {command}")?;
     }
@@ -229,11 +210,7 @@ fn linger(
     drop(out);
     interrupts.wait();
     drop(client);
-    writeln!(
-        io::stdout(),
-        "\nStopped. {} is left for you.",
-        folder.path().display()
-    )?;
+    writeln!(io::stdout(), "\nStopped. {} is left for you.", folder.path().display())?;
     Ok(())
 }
 
@@ -242,7 +219,6 @@ fn write_file(path: &Path, text: &str) -> Result<()> {
 }
 
 fn kernel_release() -> Result<String> {
-    let release =
-        fs::read_to_string("/proc/sys/kernel/osrelease").context("read the kernel's release")?;
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("read the kernel's release")?;
     Ok(release.trim().to_owned())
 }

@@ -178,9 +178,7 @@ fn remove_stale(base: &Path) {
         let path = entry.path();
         if let Some(pid) = maker
             && !Path::new("/proc").join(pid.to_string()).exists()
-            && entry
-                .metadata()
-                .is_ok_and(|meta| meta.is_dir() && meta.uid() == 0)
+            && entry.metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == 0)
             && path.join(DISPOSABLE).exists()
         {
             // In the way of nobody; the next demo tries again.

@@ -97,9 +97,7 @@ impl Sheet {
         let half = (WIDTH - 2.0 * MARGIN - GAP) / 2.0;
         let mut rest = panels;
         while let Some((first, others)) = rest.split_first() {
-            let pair = others
-                .first()
-                .filter(|next| !first.compared && !next.compared);
+            let pair = others.first().filter(|next| !first.compared && !next.compared);
             self.y += 22.0;
             self.rule();
             let top = self.y;
@@ -147,11 +145,7 @@ impl Sheet {
                 let Some(share) = share else { continue };
                 let width = if most > 0.0 { share / most * full } else { 0.0 };
                 self.bar(left, width, colour);
-                self.text(
-                    left + width + 8.0,
-                    "number",
-                    &format!("{:.1} %", share * 100.0),
-                );
+                self.text(left + width + 8.0, "number", &format!("{:.1} %", share * 100.0));
             }
         }
         let arms = if panel.compared { 2 } else { 1 };
@@ -166,12 +160,7 @@ impl Sheet {
         for fact in &panel.facts {
             self.y += FACT_STEP;
             self.text(left, "soft", fact.name);
-            for (value, left) in fact
-                .values
-                .iter()
-                .zip(lefts)
-                .filter(|(value, _)| !value.is_empty())
-            {
+            for (value, left) in fact.values.iter().zip(lefts).filter(|(value, _)| !value.is_empty()) {
                 self.text(left, "fact", value);
             }
         }
@@ -182,11 +171,7 @@ impl Sheet {
         self.y += 22.0;
         self.rule();
         self.y += 30.0;
-        self.text(
-            MARGIN,
-            "head",
-            "Tuple reuse over all acts, counted by the agent",
-        );
+        self.text(MARGIN, "head", "Tuple reuse over all acts, counted by the agent");
         self.y += 20.0;
         let mut told = format!(
             "{} new connections on a client tuple used before",
@@ -233,9 +218,7 @@ text {{ font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-s
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
@@ -246,11 +229,7 @@ mod tests {
     #[test]
     fn the_drawing_stands_alone() {
         let text = draw(&example());
-        assert_eq!(
-            text.matches("http").count(),
-            1,
-            "only the name of the format itself"
-        );
+        assert_eq!(text.matches("http").count(), 1, "only the name of the format itself");
         assert!(!text.contains("NaN") && !text.contains("inf"));
         insta::assert_snapshot!(text);
     }

@@ -79,11 +79,7 @@ impl ChildCgroup {
 
     /// Puts this process back where it was before [`Self::join`]; nothing happens if it has not joined.
     pub fn leave(&self) -> Result<()> {
-        let home = self
-            .home
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let home = self.home.lock().unwrap_or_else(PoisonError::into_inner).take();
         match home {
             Some(home) => write_pid(&home, process::id()),
             None => Ok(()),
@@ -133,8 +129,7 @@ pub fn hierarchy() -> Result<PathBuf> {
 
 /// The cgroup v2 folder that this process is in.
 fn own_cgroup(mount: &Path) -> Result<PathBuf> {
-    let text =
-        fs::read_to_string("/proc/self/cgroup").doing(|| "read /proc/self/cgroup".to_owned())?;
+    let text = fs::read_to_string("/proc/self/cgroup").doing(|| "read /proc/self/cgroup".to_owned())?;
     let below = text
         .lines()
         .find_map(|line| line.strip_prefix("0::/"))
@@ -148,8 +143,7 @@ fn own_cgroup(mount: &Path) -> Result<PathBuf> {
 
 fn write_pid(cgroup: &Path, pid: u32) -> Result<()> {
     let procs = cgroup.join("cgroup.procs");
-    fs::write(&procs, pid.to_string())
-        .doing(|| format!("move process {pid} into {}", cgroup.display()))
+    fs::write(&procs, pid.to_string()).doing(|| format!("move process {pid} into {}", cgroup.display()))
 }
 
 /// Removes cgroups of ours whose maker has ended; one that is busy stays for the next time.
@@ -189,10 +183,7 @@ fn remove_tree(path: &Path, patience: Duration) -> Result<()> {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             // Busy until the last process is reaped by its parent.
-            Err(error)
-                if error.raw_os_error() == Some(Errno::EBUSY as i32)
-                    && Instant::now() < deadline =>
-            {
+            Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) && Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(5));
             }
             Err(error) => {

@@ -89,10 +89,7 @@ pub(crate) trait Doing<T> {
 
 impl<T> Doing<T> for io::Result<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(|source| Error::Io {
-            doing: what(),
-            source,
-        })
+        self.map_err(|source| Error::Io { doing: what(), source })
     }
 }
 
