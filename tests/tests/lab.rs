@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use lb_user::{
     lab::{
-        Child, ChildCgroup, Netns, Server, cgroup,
+        self, Child, ChildCgroup, Netns, Server, cgroup,
         client::{self, Attempt, Client, Failure, Load, Way},
         link,
         mounts::BpfFs,
@@ -60,12 +60,11 @@ fn per_backend(attempts: &[Attempt]) -> BTreeMap<SocketAddr, usize> {
     counts
 }
 
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while !condition() {
-        ensure!(Instant::now() < deadline, "not within 5 s: {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
+fn wait_until(what: &str, condition: impl FnMut() -> bool) -> Result<()> {
+    ensure!(
+        lab::holds_within(Duration::from_secs(5), condition),
+        "not within 5 s: {what}"
+    );
     Ok(())
 }
 
@@ -109,11 +108,7 @@ fn udp_round_trips_on_connected_and_unconnected_sockets() -> Result<()> {
                 ..Load::tcp(target)
             };
             let attempts = Client::start(&near, &load)?.wait();
-            assert_eq!(
-                per_backend(&attempts),
-                BTreeMap::from([(target, 20)]),
-                "{way:?}"
-            );
+            assert_eq!(per_backend(&attempts), BTreeMap::from([(target, 20)]), "{way:?}");
         }
     }
     assert_eq!(server.count(listen[0]), 40);
@@ -170,10 +165,7 @@ fn failures_say_where_and_why() -> Result<()> {
             ..Load::tcp(target.parse()?)
         };
         let attempt = near.run(|| client::try_once(&load))?;
-        attempt
-            .outcome
-            .err()
-            .with_context(|| format!("{target} answered"))
+        attempt.outcome.err().with_context(|| format!("{target} answered"))
     };
     assert_eq!(
         once("10.0.0.2:81", 2_000)?.to_string(),
@@ -217,23 +209,13 @@ fn a_staying_server_echoes_until_the_client_leaves() -> Result<()> {
 
 #[test]
 fn namespaces_leave_no_trace() -> Result<()> {
-    let devices = || -> Result<usize> {
-        Ok(fs::read_to_string("/proc/thread-self/net/dev")?
-            .lines()
-            .count())
-    };
+    let devices = || -> Result<usize> { Ok(fs::read_to_string("/proc/thread-self/net/dev")?.lines().count()) };
     let before = devices()?;
     let (near, far) = pair()?;
-    assert_eq!(
-        devices()?,
-        before,
-        "a device shows up in the caller's own namespace"
-    );
+    assert_eq!(devices()?, before, "a device shows up in the caller's own namespace");
     drop(near);
     // The kernel takes a namespace down with its devices, and a pair's other end goes too: nothing held it any more.
-    wait_until("the namespace is gone", || {
-        link::index_of(&far, "down").is_err()
-    })
+    wait_until("the namespace is gone", || link::index_of(&far, "down").is_err())
 }
 
 #[test]
@@ -256,10 +238,7 @@ fn a_child_runs_inside_namespace_and_cgroup_and_dies_on_drop() -> Result<()> {
         fs::read_to_string(&log).is_ok_and(|t| t.contains("done"))
     })?;
     let said = fs::read_to_string(&log)?;
-    let name = path
-        .file_name()
-        .and_then(|n| n.to_str())
-        .context("a name")?;
+    let name = path.file_name().and_then(|n| n.to_str()).context("a name")?;
     assert!(said.contains(name), "{said}");
     let inode = netns.run(|| fs::read_link("/proc/thread-self/ns/net"))??;
     assert!(said.contains(inode.to_str().context("text")?), "{said}");
@@ -267,6 +246,28 @@ fn a_child_runs_inside_namespace_and_cgroup_and_dies_on_drop() -> Result<()> {
     let process = format!("/proc/{}", child.pid());
     drop(child);
     assert!(!Path::new(&process).exists());
+    drop(group);
+    assert!(!path.exists());
+    Ok(())
+}
+
+#[test]
+fn joining_moves_this_process_and_leaving_takes_it_back() -> Result<()> {
+    let here = || -> Result<String> { Ok(fs::read_to_string("/proc/self/cgroup")?) };
+    let before = here()?;
+    let group = ChildCgroup::new("lab.join")?;
+    let pod = group.below("pod")?;
+    pod.join()?;
+    pod.join()?;
+    let path = format!(
+        "{}/pod",
+        group.path().file_name().and_then(|n| n.to_str()).context("a name")?
+    );
+    assert!(here()?.contains(&path));
+    let path = group.path().to_owned();
+    // Whoever forgets to leave is taken back by the drop.
+    drop(pod);
+    assert_eq!(here()?, before);
     drop(group);
     assert!(!path.exists());
     Ok(())
@@ -306,9 +307,7 @@ fn the_private_bpf_file_system_is_seen_from_inside_alone() -> Result<()> {
         let mounts = fs::read_to_string("/proc/thread-self/mountinfo")?;
         let line = format!(" {} ", bpf.path().display());
         assert!(
-            mounts
-                .lines()
-                .any(|l| l.contains(&line) && l.contains(" - bpf ")),
+            mounts.lines().any(|l| l.contains(&line) && l.contains(" - bpf ")),
             "{mounts}"
         );
         Ok(folder)
@@ -341,21 +340,12 @@ fn nftables_rules_balance_change_and_refuse() -> Result<()> {
     all.push(service(&listen[..1]));
     nft::load(&near, &nft::render_all(&all))?;
     assert_eq!(per_backend(&dial(100)?), BTreeMap::from([(listen[0], 100)]));
-    nft::load(
-        &near,
-        &nft::render_change(&service(&listen[..1]), &service(&listen)),
-    )?;
+    nft::load(&near, &nft::render_change(&service(&listen[..1]), &service(&listen)))?;
     let both = per_backend(&dial(400)?);
-    assert!(
-        both.values().all(|&n| n > 100) && both.len() == 2,
-        "{both:?}"
-    );
+    assert!(both.values().all(|&n| n > 100) && both.len() == 2, "{both:?}");
     nft::load(&near, &nft::render_change(&service(&listen), &service(&[])))?;
     assert!(dial(10)?.iter().all(|a| a.outcome.is_err()));
-    nft::load(
-        &near,
-        &nft::render_change(&service(&[]), &service(&listen[1..])),
-    )?;
+    nft::load(&near, &nft::render_change(&service(&[]), &service(&listen[1..])))?;
     assert_eq!(per_backend(&dial(50)?), BTreeMap::from([(listen[1], 50)]));
     Ok(())
 }

@@ -41,16 +41,10 @@ impl Change {
     ///
     /// A report comes a poll later than the truth, and connections in between would be left out of sight: a flood onto a
     /// new backend in its first moments above all. The connection that proves readiness counts; one in hundreds.
-    pub(super) fn ready(
-        &self,
-        new: &[SocketAddr],
-        attempts: &[Attempt],
-    ) -> (Instant, &'static str) {
+    pub(super) fn ready(&self, new: &[SocketAddr], attempts: &[Attempt]) -> (Instant, &'static str) {
         let met = attempts
             .iter()
-            .find(|a| {
-                a.started >= self.made && a.outcome.is_ok_and(|backend| new.contains(&backend))
-            })
+            .find(|a| a.started >= self.made && a.outcome.is_ok_and(|backend| new.contains(&backend)))
             .map(|a| a.started);
         match met {
             Some(met) if met < self.reported => (met, "connection"),
@@ -62,6 +56,7 @@ impl Change {
 /// Computes an act's numbers from the records, which are in the order of their beginning.
 pub(super) fn evaluate(name: &'static str, attempts: &[Attempt], script: &Script) -> Act {
     let even = window(attempts, &script.members, script.even.0, script.even.1);
+    let imbalance = even.imbalance();
     let mut failures = BTreeMap::new();
     let mut per_backend: BTreeMap<_, u64> = script.members.iter().map(|&b| (b, 0)).collect();
     for attempt in attempts {
@@ -80,13 +75,10 @@ pub(super) fn evaluate(name: &'static str, attempts: &[Attempt], script: &Script
         failed: failures.values().sum(),
         failures,
         per_backend,
-        max_over_mean: even.max_over_mean(),
-        dispersion: even.dispersion(),
+        max_over_mean: imbalance.max_over_mean,
+        dispersion: imbalance.dispersion,
         even,
-        new_backend_share_of_fair: new_backends
-            .as_ref()
-            .map(|n| n.1.clone())
-            .unwrap_or_default(),
+        new_backend_share_of_fair: new_backends.as_ref().map(|n| n.1.clone()).unwrap_or_default(),
         new_backends: new_backends.map(|n| n.0),
         removed_backend: script.removed.map(|(change, backend)| RemovedBackend {
             backend,
@@ -106,11 +98,7 @@ pub(super) fn evaluate(name: &'static str, attempts: &[Attempt], script: &Script
     }
 }
 
-fn new_backends(
-    attempts: &[Attempt],
-    change: Change,
-    added: &Added,
-) -> (NewBackends, BTreeMap<SocketAddr, f64>) {
+fn new_backends(attempts: &[Attempt], change: Change, added: &Added) -> (NewBackends, BTreeMap<SocketAddr, f64>) {
     let (ready, ready_by) = change.ready(&added.new, attempts);
     let split = ready + Duration::from_secs(1);
     let first_second = window(attempts, &added.all, Some(ready), Some(split));
@@ -142,13 +130,8 @@ pub(super) fn window(
     until: Option<Instant>,
 ) -> Window {
     let mut per_backend: BTreeMap<_, u64> = members.iter().map(|&b| (b, 0)).collect();
-    let inside =
-        |a: &&Attempt| from.is_none_or(|t| a.started >= t) && until.is_none_or(|t| a.started < t);
-    for backend in attempts
-        .iter()
-        .filter(inside)
-        .filter_map(|a| a.outcome.ok())
-    {
+    let inside = |a: &&Attempt| from.is_none_or(|t| a.started >= t) && until.is_none_or(|t| a.started < t);
+    for backend in attempts.iter().filter(inside).filter_map(|a| a.outcome.ok()) {
         // One that is no member and answers all the same makes the window uneven, as it should.
         *per_backend.entry(backend).or_default() += 1;
     }
@@ -159,11 +142,7 @@ pub(super) fn window(
 }
 
 fn latency(attempts: &[Attempt]) -> Latency {
-    let mut took: Vec<_> = attempts
-        .iter()
-        .filter(|a| a.outcome.is_ok())
-        .map(|a| a.took)
-        .collect();
+    let mut took: Vec<_> = attempts.iter().filter(|a| a.outcome.is_ok()).map(|a| a.took).collect();
     took.sort_unstable();
     let quantile = |q: f64| {
         let index = (took.len() as f64 * q) as usize;
@@ -191,11 +170,7 @@ mod tests {
     }
 
     /// Attempts a millisecond apart, from the backends that `choose` names.
-    fn attempts(
-        begin: Instant,
-        count: u64,
-        choose: impl Fn(u64) -> Result<SocketAddr, Failure>,
-    ) -> Vec<Attempt> {
+    fn attempts(begin: Instant, count: u64, choose: impl Fn(u64) -> Result<SocketAddr, Failure>) -> Vec<Attempt> {
         (0..count)
             .map(|n| Attempt {
                 started: begin + Duration::from_millis(n),
@@ -218,17 +193,8 @@ mod tests {
             ..Script::default()
         };
         let act = evaluate("steady", &records, &script);
-        assert_eq!(
-            (act.connections, act.failed, act.max_over_mean),
-            (300, 0, Some(1.0))
-        );
-        assert_eq!(
-            act.connect_us,
-            Latency {
-                p50: 151.0,
-                p99: 298.0
-            }
-        );
+        assert_eq!((act.connections, act.failed, act.max_over_mean), (300, 0, Some(1.0)));
+        assert_eq!(act.connect_us, Latency { p50: 151.0, p99: 298.0 });
     }
 
     #[test]
@@ -318,10 +284,7 @@ mod tests {
         };
         let act = evaluate("backend_removed", &records, &script);
         let removed = act.removed_backend.expect("a removed backend");
-        assert_eq!(
-            (act.failed, removed.failed_open, removed.connections_after),
-            (3, 1, 1)
-        );
+        assert_eq!((act.failed, removed.failed_open, removed.connections_after), (3, 1, 1));
         assert_eq!(removed.programmed_ms.to_string(), "20");
     }
 }

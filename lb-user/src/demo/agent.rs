@@ -1,20 +1,19 @@
 //! The agent as the demo's child, and what it answers when asked.
 //!
-//! It is driven as a person would drive it: manifests in a folder, its command line, its readiness endpoint. Answers are
-//! read leniently and in this file alone, so that a new field in them breaks nothing.
+//! It is driven as a person would drive it: by its flags, manifests in a folder, its readiness endpoint, and the control
+//! socket that the command line asks too.
 
 use std::{
     collections::BTreeSet,
-    fs,
+    env, fs,
     io::{Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail};
-use serde_json::Value;
+use anyhow::{Context, Result, bail};
 
 use super::{
     interrupt::Interrupts,
@@ -22,12 +21,14 @@ use super::{
     stage::{self, Stage},
 };
 use crate::{
+    control,
     lab::{
         Child, ChildCgroup, Netns,
         manifest::{Endpoint, Folder, Service},
         mounts::BpfFs,
     },
     model::Protocol,
+    view::{Answer, BackendState, Query, ReuseView, ServiceFilter},
 };
 
 /// In the client's namespace, where nobody else is.
@@ -36,9 +37,6 @@ const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 946
 const START_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a change may take to be reported.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long an answer of the command line may take.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
-
 /// The agent and the means to drive it.
 #[derive(Debug)]
 pub(super) struct Agent<'a> {
@@ -76,12 +74,8 @@ impl<'a> Agent<'a> {
             child: None,
             reuse: ReuseMeter::default(),
         };
-        agent
-            .manifests
-            .write("web-service.yaml", &web().to_yaml())?;
-        agent
-            .manifests
-            .write("names-service.yaml", &names().to_yaml())?;
+        agent.manifests.write("web-service.yaml", &web().to_yaml())?;
+        agent.manifests.write("names-service.yaml", &names().to_yaml())?;
         let all: Vec<_> = stage::backends(stage::BACKENDS)
             .iter()
             .map(|b| Endpoint::ready(b.ip()))
@@ -97,19 +91,16 @@ impl<'a> Agent<'a> {
     /// Starts the process and waits until it says that it is ready.
     fn launch(&mut self) -> Result<()> {
         let mut command = Command::new(&self.program);
-        command.args([
-            "agent",
-            "--mode",
-            "balance",
-            "--node-name",
-            "demo",
-            "--source",
-        ]);
+        command.args(["agent", "--mode", "balance", "--node-name", "demo", "--source"]);
         command.arg(format!("dir:{}", self.manifests.path().display()));
         command.arg("--cgroup").arg(self.group.path());
         command.arg("--bpffs").arg(&self.pins);
         command.arg("--socket").arg(&self.socket);
         command.args(["--metrics-address", &METRICS.to_string()]);
+        // The demo's agent is what its flags say, whatever the caller's own agent is configured to be.
+        for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("EVENKEEL_")) {
+            command.env_remove(name);
+        }
         self.netns.place(&mut command);
         self.group.place(&mut command)?;
         let child = self
@@ -119,10 +110,7 @@ impl<'a> Agent<'a> {
         while !is_ready(&self.netns) {
             self.interrupts.check()?;
             if let Some(status) = child.ended()? {
-                bail!(
-                    "the agent did not start ({status}): {}",
-                    last_words(&self.log)
-                );
+                bail!("the agent did not start ({status}): {}", last_words(&self.log));
             }
             if Instant::now() > deadline {
                 bail!(
@@ -152,15 +140,15 @@ impl<'a> Agent<'a> {
         let mut found = BTreeSet::new();
         while Instant::now() < deadline {
             self.interrupts.check()?;
-            match self.ask(&["backend", "list", "-o", "json"]) {
-                Ok(answer) => found = active_backends(&answer, "web"),
+            match self.active_backends() {
+                Ok(backends) => found = backends,
                 // It may be busy, or just starting: the deadline decides.
                 Err(error) => tracing::debug!(error = %format!("{error:#}"), "no answer yet"),
             }
             if found == wanted {
                 return Ok(Instant::now());
             }
-            self.interrupts.pass(Duration::from_millis(5))?;
+            self.interrupts.pass(Duration::from_millis(2))?;
         }
         bail!(
             "the agent did not report the change after {} s: it lists {found:?} and not {wanted:?}",
@@ -180,14 +168,14 @@ impl<'a> Agent<'a> {
     /// Starts it again and waits until it is ready.
     pub(super) fn restart(&mut self) -> Result<()> {
         self.launch()?;
-        let now = parse_reuse(&self.ask(&["reuse", "-o", "json"])?);
+        let now = self.ask_reuse()?;
         self.reuse.note_restart(&now);
         Ok(())
     }
 
     /// Reads the reuse counts since the demo's start.
     pub(super) fn read_reuse(&mut self) -> Result<Reuse> {
-        let now = parse_reuse(&self.ask(&["reuse", "-o", "json"])?);
+        let now = self.ask_reuse()?;
         Ok(self.reuse.note(now))
     }
 
@@ -199,60 +187,70 @@ impl<'a> Agent<'a> {
     /// What a person would type to look inside.
     pub(super) fn commands(&self) -> Vec<String> {
         let socket = self.socket.display();
-        [
+        let verbs = [
             "status",
             "service list",
             "backend list",
             "reuse",
             "explain 10.244.0.1 10.96.0.10:80",
-        ]
-        .iter()
-        .map(|verb| format!("evenkeel {verb} --socket {socket}"))
-        .collect()
+        ];
+        let mut commands: Vec<_> = verbs
+            .iter()
+            .map(|verb| format!("evenkeel {verb} --socket {socket}"))
+            .collect();
+        if let Some(child) = &self.child {
+            // The pins are in the mount namespace of the demo and its children.
+            commands.push(format!("nsenter -t {} -m ls -R {}", child.pid(), self.pins.display()));
+        }
+        commands
     }
 
-    fn ask(&self, words: &[&str]) -> Result<Value> {
-        let mut child = Command::new(&self.program)
-            .args(words)
-            .arg("--socket")
-            .arg(&self.socket)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("start the command line")?;
-        let mut stdout = child
-            .stdout
-            .take()
-            .context("the command line has no output")?;
-        // Read beside the wait: an answer longer than a pipe holds would otherwise never end.
-        let reader = std::thread::spawn(move || {
-            let mut text = String::new();
-            stdout.read_to_string(&mut text).map(|_| text)
-        });
-        let deadline = Instant::now() + ANSWER_PATIENCE;
-        let status = loop {
-            if let Some(status) = child.try_wait().context("wait for the command line")? {
-                break Some(status);
-            }
-            if Instant::now() > deadline {
-                child.kill().context("kill the command line")?;
-                child.wait().context("wait for the command line")?;
-                break None;
-            }
-            std::thread::sleep(Duration::from_millis(1));
+    /// Lists the web Service's active backends.
+    fn active_backends(&self) -> Result<BTreeSet<SocketAddr>> {
+        let query = Query::Backends {
+            filter: ServiceFilter {
+                namespace: Some("default".to_owned()),
+                name: Some(web().name),
+            },
         };
-        let text = reader
-            .join()
-            .map_err(|_| anyhow!("the reader of the answer panicked"))?
-            .context("read the answer")?;
-        let verb = words.join(" ");
-        match status {
-            Some(status) if status.success() => {
-                serde_json::from_str(&text).with_context(|| format!("read the answer to {verb:?}"))
-            }
-            Some(status) => bail!("{verb:?} ended with {status}"),
-            None => bail!("{verb:?} gave no answer in {} s", ANSWER_PATIENCE.as_secs()),
+        match control::ask(&self.socket, &query)? {
+            Answer::BackendList { items } => Ok(items
+                .into_iter()
+                .filter(|backend| backend.state == BackendState::Active)
+                .map(|backend| SocketAddr::new(backend.addr, backend.port))
+                .collect()),
+            other => bail!("the agent answered a question for backends with {other:?}"),
+        }
+    }
+
+    /// Asks for the counts of this life of the agent.
+    fn ask_reuse(&self) -> Result<Reuse> {
+        let query = Query::Reuse {
+            filter: ServiceFilter::default(),
+        };
+        match control::ask(&self.socket, &query)? {
+            Answer::Reuse(view) => Ok(Reuse::from(view)),
+            other => bail!("the agent answered a question for reuse with {other:?}"),
+        }
+    }
+}
+
+impl From<ReuseView> for Reuse {
+    fn from(view: ReuseView) -> Self {
+        Self {
+            total: view.total,
+            same_backend: view.same_backend,
+            moved: view.moved,
+            stale_backend: view.stale_backend,
+            overlap: view.overlap,
+            histogram: view
+                .intervals
+                .iter()
+                .map(|bucket| ReuseBucket {
+                    le: bucket.up_to_seconds,
+                    count: bucket.count,
+                })
+                .collect(),
         }
     }
 }
@@ -305,7 +303,7 @@ fn is_ready(netns: &Netns) -> bool {
         stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: demo\r\nConnection: close\r\n\r\n")?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer)?;
-        Ok(answer.starts_with(b"HTTP/1.1 200"))
+        Ok(answer.split(u8::is_ascii_whitespace).nth(1) == Some(b"200"))
     };
     netns.run(ask).is_ok_and(|answer| answer.unwrap_or(false))
 }
@@ -313,10 +311,7 @@ fn is_ready(netns: &Netns) -> bool {
 /// The last lines of a log, on one line.
 fn last_words(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
-    let lines: Vec<_> = text
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .collect();
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = lines[lines.len().saturating_sub(3)..].join(" / ");
     if last.is_empty() {
         "it said nothing".to_owned()
@@ -325,131 +320,9 @@ fn last_words(log: &Path) -> String {
     }
 }
 
-/// Finds the active backends of a Service in an answer, whatever the list is called and however it nests.
-///
-/// A backend is an object with an address (`addr:port` in one field, or an address beside a `port`); its `state`, if it
-/// has one, must be `active`; its `service`, if it has one, must end in the Service's name.
-fn active_backends(answer: &Value, service: &str) -> BTreeSet<SocketAddr> {
-    let mut found = BTreeSet::new();
-    collect_backends(answer, service, &mut found);
-    // Where the list does not say which Service a backend serves, its port does.
-    found.retain(|backend| backend.port() == stage::TARGET);
-    found
-}
-
-fn collect_backends(value: &Value, service: &str, found: &mut BTreeSet<SocketAddr>) {
-    match value {
-        Value::Array(items) => items
-            .iter()
-            .for_each(|item| collect_backends(item, service, found)),
-        Value::Object(fields) => {
-            let text = |key: &str| fields.get(key).and_then(Value::as_str);
-            let foreign =
-                text("service").is_some_and(|name| name.rsplit('/').next() != Some(service));
-            let idle = text("state").is_some_and(|state| !state.eq_ignore_ascii_case("active"));
-            if foreign || idle {
-                return;
-            }
-            let port = fields
-                .get("port")
-                .and_then(Value::as_u64)
-                .and_then(|port| u16::try_from(port).ok());
-            for key in ["backend", "address", "addr", "ip"] {
-                let Some(text) = text(key) else { continue };
-                if let Ok(address) = text.parse::<SocketAddr>() {
-                    found.insert(address);
-                } else if let (Ok(ip), Some(port)) = (text.parse::<IpAddr>(), port) {
-                    found.insert(SocketAddr::new(ip, port));
-                }
-            }
-            fields
-                .values()
-                .for_each(|field| collect_backends(field, service, found));
-        }
-        _ => {}
-    }
-}
-
-/// Reads the answer to `reuse`, however deep its counts lie; what is absent counts nothing.
-fn parse_reuse(answer: &Value) -> Reuse {
-    let Some(counts) = find_counts(answer) else {
-        return Reuse::default();
-    };
-    let field = |names: &[&str]| names.iter().find_map(|name| counts.get(*name));
-    let count = |names: &[&str]| field(names).and_then(Value::as_u64).unwrap_or(0);
-    let buckets = field(&["intervals", "histogram"]).and_then(Value::as_array);
-    Reuse {
-        total: count(&["total"]),
-        same_backend: count(&["sameBackend", "same_backend"]),
-        moved: count(&["moved"]),
-        stale_backend: count(&["staleBackend", "stale_backend"]),
-        overlap: count(&["overlap"]),
-        histogram: buckets
-            .into_iter()
-            .flatten()
-            .filter_map(|bucket| {
-                // The open bucket's edge is no number.
-                let edge = bucket.get("upToSeconds").or_else(|| bucket.get("le"));
-                let le = edge.and_then(Value::as_f64);
-                let count = bucket.get("count")?.as_u64()?;
-                Some(ReuseBucket { le, count })
-            })
-            .collect(),
-    }
-}
-
-/// The outermost object that has a total.
-fn find_counts(value: &Value) -> Option<&Value> {
-    match value {
-        Value::Object(fields) if fields.contains_key("total") => Some(value),
-        Value::Object(fields) => fields.values().find_map(find_counts),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    fn set(texts: &[&str]) -> BTreeSet<SocketAddr> {
-        texts
-            .iter()
-            .map(|t| t.parse().expect("an address"))
-            .collect()
-    }
-
-    #[test]
-    fn backends_are_found_in_a_flat_list() {
-        let answer = json!({"schemaVersion": 1, "backends": [
-            {"service": "default/web", "address": "10.244.1.1:8080", "state": "active"},
-            {"service": "default/web", "address": "10.244.1.2:8080", "state": "draining"},
-            {"service": "default/names", "address": "10.244.1.3:8080", "state": "active"},
-        ]});
-        assert_eq!(active_backends(&answer, "web"), set(&["10.244.1.1:8080"]));
-    }
-
-    #[test]
-    fn backends_are_found_below_their_service() {
-        let answer = json!([{"service": "web", "backends": [{"ip": "10.244.1.1", "port": 8080}]}]);
-        assert_eq!(active_backends(&answer, "web"), set(&["10.244.1.1:8080"]));
-    }
-
-    #[test]
-    fn reuse_is_read_with_and_without_its_parts() {
-        let answer = json!({"schemaVersion": 1, "reuse": {"total": 5, "sameBackend": 2, "moved": 3, "intervals": [
-            {"upToSeconds": 1.0, "count": 4}, {"count": 1},
-        ]}});
-        let reuse = parse_reuse(&answer);
-        assert_eq!(
-            (reuse.total, reuse.same_backend, reuse.moved, reuse.overlap),
-            (5, 2, 3, 0)
-        );
-        assert_eq!(reuse.histogram.len(), 2);
-        assert_eq!(reuse.histogram[1].le, None);
-        assert_eq!(parse_reuse(&json!({})), Reuse::default());
-    }
 
     #[test]
     fn counts_add_up_over_a_restart_that_forgets_and_one_that_remembers() {

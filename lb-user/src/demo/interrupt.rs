@@ -34,11 +34,7 @@ impl Interrupts {
     /// Starts catching.
     pub(super) fn catch() -> nix::Result<Self> {
         CAUGHT.store(false, Ordering::Relaxed);
-        let action = SigAction::new(
-            SigHandler::Handler(note),
-            SaFlags::SA_RESTART,
-            SigSet::empty(),
-        );
+        let action = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESTART, SigSet::empty());
         let mut before = Vec::new();
         for signal in SIGNALS {
             // SAFETY: the handler stores to an atomic and does nothing else.

@@ -33,11 +33,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 use nix::unistd::geteuid;
 
-use self::{
-    agent::Agent, interrupt::Interrupts, plot::Plot, progress::Progress, reference::Rules,
-    stage::Stage,
-};
+use self::{agent::Agent, interrupt::Interrupts, plot::Plot, progress::Progress, reference::Rules, stage::Stage};
 use crate::lab::{ChildCgroup, mounts::BpfFs};
+
+/// Fewest connections of the steady act.
+const LEAST_CONNECTIONS: u64 = 300;
 
 /// What the demo is asked for.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ pub struct Options {
     pub svg: Option<PathBuf>,
     /// Keep everything running after the last act until Ctrl-C, and leave the folder with manifests and logs.
     pub keep: bool,
-    /// Connections of the steady act.
+    /// Connections of the steady act; at least 300.
     pub connections: u64,
     /// The program that is started as the agent and asked as its client; this program itself if `None`.
     pub program: Option<PathBuf>,
@@ -71,11 +71,18 @@ impl Default for Options {
 /// # Errors
 /// Where this machine lacks what the demo needs, or the agent does not start: one sentence says what.
 pub fn run(options: &Options) -> Result<ExitCode> {
+    if options.connections < LEAST_CONNECTIONS {
+        bail!(
+            "--connections {} is too few: below {LEAST_CONNECTIONS} (a hundred a backend) shares say nothing",
+            options.connections
+        );
+    }
     check_machine()?;
     let interrupts = Interrupts::catch()?;
     let played = on_own_thread(|| play(options, &interrupts));
     match played {
-        Err(error) if error.is::<interrupt::Interrupted>() => {
+        // What failed after a signal failed because of it: half of the demo may have heard it too.
+        Err(_) if interrupts.check().is_err() => {
             writeln!(io::stderr(), "Interrupted; everything was removed.")?;
             Ok(ExitCode::from(130))
         }
@@ -96,9 +103,7 @@ pub fn run_reference(connections: u64) -> Result<Vec<Act>> {
 /// Refuses, in one sentence, a machine that cannot show anything.
 fn check_machine() -> Result<()> {
     if !geteuid().is_root() {
-        bail!(
-            "the demo needs root (it makes network namespaces and a cgroup of its own): run it with sudo"
-        );
+        bail!("the demo needs root (it makes network namespaces and a cgroup of its own): run it with sudo");
     }
     crate::lab::cgroup::hierarchy()?;
     Ok(())
@@ -106,14 +111,13 @@ fn check_machine() -> Result<()> {
 
 /// Runs on a fresh thread, so that the mount namespace that it enters is not the caller's.
 fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| scope.spawn(work).join())
-        .unwrap_or_else(|panicked| panic::resume_unwind(panicked))
+    thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panicked| panic::resume_unwind(panicked))
 }
 
 fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
     let began = Instant::now();
     let mut progress = Progress::new();
-    let folder = stage::Folder::new(options.keep)?;
+    let mut folder = stage::Folder::new()?;
     let bpf = BpfFs::enter_private().context("the demo's private BPF file system")?;
     // Dropped last: by then the agent is gone and this process alone is in it.
     let group = ChildCgroup::new("demo")?;
@@ -137,7 +141,7 @@ fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
 
     let reference = match play_reference(options.connections, interrupts, &mut progress) {
         Ok(acts) => Reference::played(acts),
-        Err(error) if error.is::<interrupt::Interrupted>() => return Err(error),
+        Err(error) if interrupts.check().is_err() => return Err(error),
         // Without nft, or in a kernel without its expressions, the demo still shows what it is about.
         Err(error) => Reference::missing(format!("{error:#}")),
     };
@@ -160,13 +164,13 @@ fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
         write_file(path, &svg::draw(&outcome))?;
     }
     let stdout = io::stdout();
-    let colour =
-        stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let colour = stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     stdout
         .lock()
         .write_all(picture::draw(&outcome, &broken, colour).as_bytes())
         .context("print the picture")?;
     if options.keep {
+        folder.keep()?;
         linger(&folder, &agent, &stage, interrupts)?;
     }
     Ok(if broken.is_empty() {
@@ -176,11 +180,7 @@ fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
     })
 }
 
-fn play_reference(
-    connections: u64,
-    interrupts: &Interrupts,
-    progress: &mut Progress,
-) -> Result<Vec<Act>> {
+fn play_reference(connections: u64, interrupts: &Interrupts, progress: &mut Progress) -> Result<Vec<Act>> {
     // Fresh namespaces: no connection, port or rule of the first arm is in them.
     let mut stage = Stage::new()?;
     let mut rules = Rules::new(&stage.client)?;
@@ -194,18 +194,10 @@ fn play_reference(
 }
 
 /// Keeps all of it alive, a slow client included, until Ctrl-C.
-fn linger(
-    folder: &stage::Folder,
-    agent: &Agent,
-    stage: &Stage,
-    interrupts: &Interrupts,
-) -> Result<()> {
+fn linger(folder: &stage::Folder, agent: &Agent, stage: &Stage, interrupts: &Interrupts) -> Result<()> {
     let client = stage.trickle()?;
     let mut out = io::stdout().lock();
-    writeln!(
-        out,
-        "\nKept running, with 50 connections a second, until Ctrl-C:"
-    )?;
+    writeln!(out, "\nKept running, with 50 connections a second, until Ctrl-C:")?;
     for command in agent.commands() {
         writeln!(out, "  {command}")?;
     }
@@ -218,11 +210,7 @@ fn linger(
     drop(out);
     interrupts.wait();
     drop(client);
-    writeln!(
-        io::stdout(),
-        "\nStopped. {} is left for you.",
-        folder.path().display()
-    )?;
+    writeln!(io::stdout(), "\nStopped. {} is left for you.", folder.path().display())?;
     Ok(())
 }
 
@@ -231,7 +219,6 @@ fn write_file(path: &Path, text: &str) -> Result<()> {
 }
 
 fn kernel_release() -> Result<String> {
-    let release =
-        fs::read_to_string("/proc/sys/kernel/osrelease").context("read the kernel's release")?;
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("read the kernel's release")?;
     Ok(release.trim().to_owned())
 }

@@ -6,6 +6,8 @@ use std::{collections::BTreeMap, net::SocketAddr};
 
 use serde::Serialize;
 
+use crate::analysis::imbalance::{Imbalance, by_weight};
+
 /// Most that a backend may have over the mean in the steady act.
 pub(super) const STEADY_MAX_OVER_MEAN: f64 = 1.02;
 /// Least and most of its fair share that a new backend may get.
@@ -114,26 +116,9 @@ impl Window {
         (fair > 0.0).then(|| own as f64 / fair)
     }
 
-    /// The largest count over the mean.
-    pub(super) fn max_over_mean(&self) -> Option<f64> {
-        let max = *self.per_backend.values().max()?;
-        let mean = self.connections as f64 / self.per_backend.len() as f64;
-        (mean > 0.0).then(|| max as f64 / mean)
-    }
-
-    /// X²/(k−1) against equal shares.
-    pub(super) fn dispersion(&self) -> Option<f64> {
-        let k = self.per_backend.len();
-        let mean = self.connections as f64 / k as f64;
-        if k < 2 || mean <= 0.0 {
-            return None;
-        }
-        let chi_square: f64 = self
-            .per_backend
-            .values()
-            .map(|&n| (n as f64 - mean).powi(2) / mean)
-            .sum();
-        Some(chi_square / (k - 1) as f64)
+    /// How even it is, against equal shares.
+    pub(super) fn imbalance(&self) -> Imbalance {
+        by_weight(self.per_backend.values().map(|&count| (1, count)))
     }
 }
 
@@ -219,8 +204,7 @@ impl Reuse {
         } else {
             other
         };
-        let count =
-            |reuse: &Self, n: usize| reuse.histogram.get(n).map_or(0, |bucket| bucket.count);
+        let count = |reuse: &Self, n: usize| reuse.histogram.get(n).map_or(0, |bucket| bucket.count);
         Self {
             total: with(self.total, other.total),
             same_backend: with(self.same_backend, other.same_backend),
@@ -258,17 +242,10 @@ impl Act {
     fn broken_promises(&self) -> Vec<String> {
         let mut broken = Vec::new();
         // Whoever was connected to a backend that goes away may notice; nobody else may.
-        let excused = self
-            .removed_backend
-            .as_ref()
-            .map_or(0, |removed| removed.failed_open);
+        let excused = self.removed_backend.as_ref().map_or(0, |removed| removed.failed_open);
         let failed = self.failed.saturating_sub(excused);
         if failed > 0 {
-            let list: Vec<_> = self
-                .failures
-                .iter()
-                .map(|(what, n)| format!("{n} × {what}"))
-                .collect();
+            let list: Vec<_> = self.failures.iter().map(|(what, n)| format!("{n} × {what}")).collect();
             broken.push(format!(
                 "{}: {failed} of {} connections failed ({}).",
                 self.name,
@@ -349,28 +326,21 @@ pub(super) mod tests {
                 failed: 0,
                 failures: BTreeMap::new(),
                 per_backend: even.per_backend.clone(),
-                max_over_mean: even.max_over_mean(),
-                dispersion: even.dispersion(),
+                max_over_mean: even.imbalance().max_over_mean,
+                dispersion: even.imbalance().dispersion,
                 even,
                 new_backend_share_of_fair: BTreeMap::new(),
                 new_backends: None,
                 removed_backend: None,
                 restart_ms: None,
-                connect_us: Latency {
-                    p50: 31.0,
-                    p99: 92.5,
-                },
+                connect_us: Latency { p50: 31.0, p99: 92.5 },
                 reuse: None,
             }
         };
         let scaled = |counts: &[u64], first: &[u64]| {
             let (after, first_second) = (window(counts), window(first));
             let new: Vec<_> = after.per_backend.keys().skip(3).copied().collect();
-            let shares = |w: &Window| {
-                new.iter()
-                    .filter_map(|&b| Some((b, w.share_of_fair(b)?)))
-                    .collect()
-            };
+            let shares = |w: &Window| new.iter().filter_map(|&b| Some((b, w.share_of_fair(b)?))).collect();
             Act {
                 new_backend_share_of_fair: shares(&after),
                 new_backends: Some(NewBackends {
@@ -448,25 +418,6 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn evenness_is_measured_against_equal_shares() {
-        let even = window(&[100, 100, 100]);
-        assert_eq!(
-            (even.max_over_mean(), even.dispersion()),
-            (Some(1.0), Some(0.0))
-        );
-        // X² = (50² + 0 + 50²) / 100 = 50, over two degrees of freedom.
-        let uneven = window(&[50, 100, 150]);
-        assert_eq!(
-            (uneven.max_over_mean(), uneven.dispersion()),
-            (Some(1.5), Some(25.0))
-        );
-        assert_eq!(
-            (window(&[]).max_over_mean(), window(&[0, 0]).dispersion()),
-            (None, None)
-        );
-    }
-
-    #[test]
     fn a_good_outcome_keeps_every_promise() {
         assert_eq!(example().broken_promises(), Vec::<String>::new());
     }
@@ -479,10 +430,7 @@ pub(super) mod tests {
         };
         steady.max_over_mean = Some(1.031);
         let new = scale_out.new_backends.as_mut().expect("new backends");
-        *new.first_second_share_of_fair
-            .values_mut()
-            .next()
-            .expect("one") = 0.4;
+        *new.first_second_share_of_fair.values_mut().next().expect("one") = 0.4;
         *new.after_share_of_fair.values_mut().last().expect("one") = 1.3;
         removed.failed = 3;
         let gone = removed.removed_backend.as_mut().expect("a removed backend");

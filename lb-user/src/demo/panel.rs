@@ -41,11 +41,7 @@ pub(super) fn panels(outcome: &Outcome) -> Vec<Panel> {
         .acts
         .iter()
         .map(|act| {
-            let other = outcome
-                .reference
-                .acts
-                .iter()
-                .find(|other| other.name == act.name);
+            let other = outcome.reference.acts.iter().find(|other| other.name == act.name);
             panel(act, other)
         })
         .collect()
@@ -63,7 +59,7 @@ fn panel(act: &Act, other: Option<&Act>) -> Panel {
             "from when the removal was in force",
         ),
         "agent_killed" => (
-            "Agent killed (SIGKILL), started again, a backend added",
+            "Agent killed (SIGKILL) and started again",
             "until the new backend joined",
         ),
         _ => ("UDP: request and answer on new sockets", "all requests"),
@@ -81,9 +77,7 @@ fn panel(act: &Act, other: Option<&Act>) -> Panel {
         .map(|backend| Bar {
             backend,
             is_new: new.contains(&backend),
-            shares: windows
-                .each_ref()
-                .map(|w| w.as_ref().and_then(|w| share(w, backend))),
+            shares: windows.each_ref().map(|w| w.as_ref().and_then(|w| share(w, backend))),
         })
         .collect();
     let mut facts = Vec::new();
@@ -103,10 +97,7 @@ fn panel(act: &Act, other: Option<&Act>) -> Panel {
     });
     fact("new, first s", &|a| {
         let new = a.new_backends.as_ref()?;
-        of_fair(
-            new.first_second_share_of_fair.values(),
-            new.first_second.connections,
-        )
+        of_fair(new.first_second_share_of_fair.values(), new.first_second.connections)
     });
     fact("new, later", &|a| {
         let new = a.new_backends.as_ref()?;
@@ -128,11 +119,7 @@ fn panel(act: &Act, other: Option<&Act>) -> Panel {
         a.restart_ms.map(|ms| format!("{ms:.0} ms after its start"))
     });
     fact("failed", &|a| {
-        Some(format!(
-            "{} of {}",
-            thousands(a.failed),
-            thousands(a.connections)
-        ))
+        Some(format!("{} of {}", thousands(a.failed), thousands(a.connections)))
     });
     fact("connect", &|a| {
         Some(format!(
@@ -206,10 +193,7 @@ pub(super) fn intervals(reuse: &Reuse) -> Vec<(String, u64)> {
         last = bucket.le.or(last);
         rows.push((label, bucket.count));
     }
-    let end = rows
-        .iter()
-        .rposition(|row| row.1 > 0)
-        .map_or(0, |last| last + 1);
+    let end = rows.iter().rposition(|row| row.1 > 0).map_or(0, |last| last + 1);
     rows.truncate(end);
     let start = rows.iter().position(|row| row.1 > 0).unwrap_or(0);
     rows.split_off(start)
@@ -253,8 +237,7 @@ mod tests {
             ],
             ..Reuse::default()
         };
-        let rows =
-            [("≤ 1 s", 3), ("≤ 2 s", 0), ("> 2 s", 1)].map(|(label, n)| (label.to_owned(), n));
+        let rows = [("≤ 1 s", 3), ("≤ 2 s", 0), ("> 2 s", 1)].map(|(label, n)| (label.to_owned(), n));
         assert_eq!(intervals(&reuse), rows);
         assert_eq!(intervals(&Reuse::default()), []);
     }

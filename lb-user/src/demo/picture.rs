@@ -26,12 +26,9 @@ pub(super) fn draw(outcome: &Outcome, broken: &[String], colour: bool) -> String
         text: String::new(),
         colour,
     };
-    page.line(&page.paint(
-        BOLD,
-        &format!("Evenkeel's demo on Linux {}", outcome.kernel),
-    ));
+    page.line(&page.paint(BOLD, &format!("Evenkeel's demo on Linux {}", outcome.kernel)));
     page.line(&format!(
-        "One client with {} source ports; the server closes first, so ports come again.",
+        "One client with {} source ports; the server closes first, so they come again.",
         outcome.source_ports
     ));
     for panel in panels(outcome) {
@@ -58,24 +55,12 @@ pub(super) fn draw(outcome: &Outcome, broken: &[String], colour: bool) -> String
     page.line("");
     page.line(&page.paint(BOLD, "Where to look next"));
     for (command, what) in [
-        (
-            "sudo evenkeel demo --keep",
-            "the same, kept running to look inside",
-        ),
+        ("sudo evenkeel demo --keep", "the same, kept running to look inside"),
         ("sudo evenkeel doctor", "what this machine has and lacks"),
-        (
-            "sudo evenkeel agent --source dir:PATH",
-            "your own manifests",
-        ),
+        ("sudo evenkeel agent --source dir:PATH", "your own manifests"),
         ("sudo evenkeel status", "how a running agent is"),
-        (
-            "sudo evenkeel backend list",
-            "shares and states of its backends",
-        ),
-        (
-            "sudo evenkeel reuse",
-            "tuples used again: how soon, to what end",
-        ),
+        ("sudo evenkeel backend list", "shares and states of its backends"),
+        ("sudo evenkeel reuse", "tuples used again, and how soon"),
     ] {
         page.line(&format!("  {command:<38} {what}"));
     }
@@ -131,21 +116,14 @@ impl Page {
         }
         for fact in &panel.facts {
             let [own, other] = &fact.values;
-            self.line(&format!(
-                "  {:w$}{own:COLUMN$}{other}",
-                fact.name,
-                w = NAME - 2
-            ));
+            self.line(&format!("  {:w$}{own:COLUMN$}{other}", fact.name, w = NAME - 2));
         }
     }
 
     fn reuse(&mut self, reuse: &Reuse) {
         self.line("");
         self.line(&self.paint(BOLD, "Tuple reuse over all acts, counted by the agent"));
-        let mut told = format!(
-            "  {} connections came on a used client tuple",
-            thousands(reuse.total)
-        );
+        let mut told = format!("  {} connections came on a used client tuple", thousands(reuse.total));
         if let Some(share) = same_share(reuse) {
             let _ = write!(told, "; {share:.1} % met the same backend");
         }
@@ -215,20 +193,14 @@ mod tests {
             rest = rest[at..].split_once('m').expect("a whole sequence").1;
         }
         bare.push_str(rest);
-        let trimmed = |text: &str| {
-            text.lines()
-                .map(str::trim_end)
-                .collect::<Vec<_>>()
-                .join("\n")
-        };
+        let trimmed = |text: &str| text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n");
         assert_eq!(trimmed(&bare), trimmed(&plain));
     }
 
     #[test]
     fn a_missing_reference_is_told_and_leaves_no_column() {
         let mut outcome = example();
-        outcome.reference =
-            Reference::missing("start nft (package nftables): not found".to_owned());
+        outcome.reference = Reference::missing("start nft (package nftables): not found".to_owned());
         let text = draw(&outcome, &[], false);
         assert!(text.contains("could not be played: start nft"));
         assert!(!text.contains("reference*"));

@@ -186,13 +186,7 @@ impl Plot<'_> {
         let script = Script {
             members: without(&all, leaver),
             even: (None, Some(change.made)),
-            added: Some((
-                change,
-                Added {
-                    new: vec![leaver],
-                    all,
-                },
-            )),
+            added: Some((change, Added { new: vec![leaver], all })),
             ..Script::default()
         };
         let act = evaluate("agent_killed", &client.stop(), &script);

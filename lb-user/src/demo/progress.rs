@@ -28,9 +28,7 @@ impl Progress {
 
     /// No progress at all.
     pub(super) fn silent() -> Self {
-        Self {
-            manner: Manner::Silent,
-        }
+        Self { manner: Manner::Silent }
     }
 
     /// Says what begins.
@@ -41,10 +39,7 @@ impl Progress {
     /// Says how far it is; on a terminal alone.
     pub(super) fn count(&mut self, what: &str, made: u64, failed: u64) {
         if self.manner == Manner::Redrawn {
-            self.print(
-                &format!("{what}: {made} connections, {failed} failed"),
-                false,
-            );
+            self.print(&format!("{what}: {made} connections, {failed} failed"), false);
         }
     }
 

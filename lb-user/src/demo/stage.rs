@@ -117,7 +117,7 @@ const PREFIX: &str = "evenkeel-demo-";
 
 impl Folder {
     /// Makes the folder, for root's eyes alone, and removes those of demos that were killed.
-    pub(super) fn new(keep: bool) -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         let base = std::env::temp_dir();
         remove_stale(&base);
         let path = base.join(format!("{PREFIX}{}", process::id()));
@@ -125,13 +125,18 @@ impl Folder {
             .mode(0o700)
             .create(&path)
             .with_context(|| format!("make the folder {}", path.display()))?;
-        let folder = Self { path, keep };
+        let folder = Self { path, keep: false };
         fs::create_dir(folder.manifests()).context("make the folder for manifests")?;
-        if !keep {
-            // Told apart from kept ones, which nobody may remove but their owner.
-            fs::write(folder.path.join(DISPOSABLE), "").context("mark the folder")?;
-        }
+        // Told apart from kept ones, which nobody may remove but their owner.
+        fs::write(folder.path.join(DISPOSABLE), "").context("mark the folder")?;
         Ok(folder)
+    }
+
+    /// Lets the folder stay when the demo ends.
+    pub(super) fn keep(&mut self) -> Result<()> {
+        fs::remove_file(self.path.join(DISPOSABLE)).context("unmark the folder")?;
+        self.keep = true;
+        Ok(())
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -173,9 +178,7 @@ fn remove_stale(base: &Path) {
         let path = entry.path();
         if let Some(pid) = maker
             && !Path::new("/proc").join(pid.to_string()).exists()
-            && entry
-                .metadata()
-                .is_ok_and(|meta| meta.is_dir() && meta.uid() == 0)
+            && entry.metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == 0)
             && path.join(DISPOSABLE).exists()
         {
             // In the way of nobody; the next demo tries again.

@@ -30,7 +30,7 @@ pub(super) fn draw(outcome: &Outcome) -> String {
     sheet.text(
         MARGIN,
         "title",
-        "Evenkeel: connections over backends, while backends and agent come and go",
+        "Evenkeel: even connections while backends and agent come and go",
     );
     sheet.y += 24.0;
     sheet.text(
@@ -42,9 +42,7 @@ pub(super) fn draw(outcome: &Outcome) -> String {
         ),
     );
     sheet.y += 14.0;
-    for panel in panels(outcome) {
-        sheet.panel(&panel);
-    }
+    sheet.panels(&panels(outcome));
     sheet.reuse(outcome);
     sheet.y += 30.0;
     let reference = match &outcome.reference.missing {
@@ -56,7 +54,7 @@ pub(super) fn draw(outcome: &Outcome) -> String {
     sheet.text(
         MARGIN,
         "soft",
-        "Dispersion is X²/(k−1): 1 is what chance alone gives, below 1 is better. Made by: evenkeel demo --svg",
+        "Dashed: an equal share. Dispersion is X²/(k−1): 1 is what chance alone gives, below 1 is better. Made by: evenkeel demo --svg",
     );
     sheet.finish()
 }
@@ -94,15 +92,39 @@ impl Sheet {
         ));
     }
 
-    fn panel(&mut self, panel: &Panel) {
-        self.y += 22.0;
-        self.rule();
+    /// Draws panels one below the other; those without a reference stand side by side.
+    fn panels(&mut self, panels: &[Panel]) {
+        let half = (WIDTH - 2.0 * MARGIN - GAP) / 2.0;
+        let mut rest = panels;
+        while let Some((first, others)) = rest.split_first() {
+            let pair = others.first().filter(|next| !first.compared && !next.compared);
+            self.y += 22.0;
+            self.rule();
+            let top = self.y;
+            self.panel(first, MARGIN);
+            rest = others;
+            if let Some(second) = pair {
+                let bottom = self.y;
+                self.y = top;
+                self.panel(second, MARGIN + half + GAP);
+                self.y = self.y.max(bottom);
+                rest = &others[1..];
+            }
+        }
+    }
+
+    fn panel(&mut self, panel: &Panel, left: f64) {
         self.y += 30.0;
-        self.text(MARGIN, "head", panel.title);
+        self.text(left, "head", panel.title);
         self.y += 20.0;
-        self.text(MARGIN, "soft", &format!("Bars: {}.", panel.counted));
-        let column = (WIDTH - 2.0 * MARGIN - NAMES - GAP) / 2.0;
-        let lefts = [MARGIN + NAMES, MARGIN + NAMES + column + GAP];
+        self.text(left, "soft", &format!("Bars: {}.", panel.counted));
+        let half = (WIDTH - 2.0 * MARGIN - GAP) / 2.0;
+        let column = if panel.compared {
+            half - NAMES / 2.0
+        } else {
+            half - NAMES
+        };
+        let lefts = [left + NAMES, left + NAMES + column + GAP];
         if panel.compared {
             self.y += 24.0;
             self.text(lefts[0], "arm", "evenkeel");
@@ -113,32 +135,32 @@ impl Sheet {
         let most = shares.fold(0.0, f64::max);
         // Room for the number behind the longest bar.
         let full = column - 64.0;
+        let top = self.y + BAR_STEP - BAR_HEIGHT;
         for bar in &panel.bars {
             self.y += BAR_STEP;
             let mark = if bar.is_new { " (new)" } else { "" };
-            self.text(MARGIN, "label", &format!("{}{mark}", bar.backend.ip()));
+            self.text(left, "label", &format!("{}{mark}", bar.backend.ip()));
             let colours = [if bar.is_new { NEW } else { OWN }, OTHER];
             for ((share, left), colour) in bar.shares.into_iter().zip(lefts).zip(colours) {
                 let Some(share) = share else { continue };
                 let width = if most > 0.0 { share / most * full } else { 0.0 };
                 self.bar(left, width, colour);
-                self.text(
-                    left + width + 8.0,
-                    "number",
-                    &format!("{:.1} %", share * 100.0),
-                );
+                self.text(left + width + 8.0, "number", &format!("{:.1} %", share * 100.0));
             }
+        }
+        let arms = if panel.compared { 2 } else { 1 };
+        let fair = 1.0 / panel.bars.len() as f64;
+        for left in lefts.into_iter().take(arms).filter(|_| most > 0.0) {
+            let (x, bottom) = (left + fair / most * full, self.y + 5.0);
+            self.push(format_args!(
+                r#"<line x1="{x:.1}" y1="{top:.1}" x2="{x:.1}" y2="{bottom:.1}" stroke="{INK}" stroke-dasharray="2 2"/>"#
+            ));
         }
         self.y += 8.0;
         for fact in &panel.facts {
             self.y += FACT_STEP;
-            self.text(MARGIN, "soft", fact.name);
-            for (value, left) in fact
-                .values
-                .iter()
-                .zip(lefts)
-                .filter(|(value, _)| !value.is_empty())
-            {
+            self.text(left, "soft", fact.name);
+            for (value, left) in fact.values.iter().zip(lefts).filter(|(value, _)| !value.is_empty()) {
                 self.text(left, "fact", value);
             }
         }
@@ -149,11 +171,7 @@ impl Sheet {
         self.y += 22.0;
         self.rule();
         self.y += 30.0;
-        self.text(
-            MARGIN,
-            "head",
-            "Tuple reuse over all acts, counted by the agent",
-        );
+        self.text(MARGIN, "head", "Tuple reuse over all acts, counted by the agent");
         self.y += 20.0;
         let mut told = format!(
             "{} new connections on a client tuple used before",
@@ -200,9 +218,7 @@ text {{ font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-s
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
@@ -213,11 +229,7 @@ mod tests {
     #[test]
     fn the_drawing_stands_alone() {
         let text = draw(&example());
-        assert_eq!(
-            text.matches("http").count(),
-            1,
-            "only the name of the format itself"
-        );
+        assert_eq!(text.matches("http").count(), 1, "only the name of the format itself");
         assert!(!text.contains("NaN") && !text.contains("inf"));
         insta::assert_snapshot!(text);
     }

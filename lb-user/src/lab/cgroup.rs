@@ -8,7 +8,10 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{self, Command},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -28,7 +31,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 pub struct ChildCgroup {
     path: PathBuf,
     /// Where this process was before it joined, if it has joined.
-    home: std::sync::Mutex<Option<PathBuf>>,
+    home: Mutex<Option<PathBuf>>,
 }
 
 impl ChildCgroup {
@@ -39,11 +42,19 @@ impl ChildCgroup {
         let mount = hierarchy()?;
         remove_stale(&mount);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = mount.join(format!("{PREFIX}{purpose}-{}-{number}", process::id()));
+        Self::at(mount.join(format!("{PREFIX}{purpose}-{}-{number}", process::id())))
+    }
+
+    /// Makes a cgroup below this one: a pod within the node, say. Drop it before its parent.
+    pub fn below(&self, name: &str) -> Result<Self> {
+        Self::at(self.path.join(name))
+    }
+
+    fn at(path: PathBuf) -> Result<Self> {
         fs::create_dir(&path).doing(|| format!("make the cgroup {}", path.display()))?;
         Ok(Self {
             path,
-            home: std::sync::Mutex::default(),
+            home: Mutex::default(),
         })
     }
 
@@ -58,10 +69,7 @@ impl ChildCgroup {
     pub fn join(&self) -> Result<()> {
         let here = own_cgroup(&hierarchy()?)?;
         write_pid(&self.path, process::id())?;
-        let mut home = self
-            .home
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut home = self.home.lock().unwrap_or_else(PoisonError::into_inner);
         // Joining twice must not make the cgroup its own way back.
         if home.is_none() && here != self.path {
             *home = Some(here);
@@ -71,11 +79,7 @@ impl ChildCgroup {
 
     /// Puts this process back where it was before [`Self::join`]; nothing happens if it has not joined.
     pub fn leave(&self) -> Result<()> {
-        let home = self
-            .home
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .take();
+        let home = self.home.lock().unwrap_or_else(PoisonError::into_inner).take();
         match home {
             Some(home) => write_pid(&home, process::id()),
             None => Ok(()),
@@ -125,8 +129,7 @@ pub fn hierarchy() -> Result<PathBuf> {
 
 /// The cgroup v2 folder that this process is in.
 fn own_cgroup(mount: &Path) -> Result<PathBuf> {
-    let text =
-        fs::read_to_string("/proc/self/cgroup").doing(|| "read /proc/self/cgroup".to_owned())?;
+    let text = fs::read_to_string("/proc/self/cgroup").doing(|| "read /proc/self/cgroup".to_owned())?;
     let below = text
         .lines()
         .find_map(|line| line.strip_prefix("0::/"))
@@ -140,8 +143,7 @@ fn own_cgroup(mount: &Path) -> Result<PathBuf> {
 
 fn write_pid(cgroup: &Path, pid: u32) -> Result<()> {
     let procs = cgroup.join("cgroup.procs");
-    fs::write(&procs, pid.to_string())
-        .doing(|| format!("move process {pid} into {}", cgroup.display()))
+    fs::write(&procs, pid.to_string()).doing(|| format!("move process {pid} into {}", cgroup.display()))
 }
 
 /// Removes cgroups of ours whose maker has ended; one that is busy stays for the next time.
@@ -181,10 +183,7 @@ fn remove_tree(path: &Path, patience: Duration) -> Result<()> {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             // Busy until the last process is reaped by its parent.
-            Err(error)
-                if error.raw_os_error() == Some(Errno::EBUSY as i32)
-                    && Instant::now() < deadline =>
-            {
+            Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) && Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(5));
             }
             Err(error) => {

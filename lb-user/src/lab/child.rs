@@ -37,15 +37,9 @@ impl Child {
             .create(true)
             .open(log)
             .doing(|| format!("open {}", log.display()))?;
-        let err = out
-            .try_clone()
-            .doing(|| format!("open {} twice", log.display()))?;
+        let err = out.try_clone().doing(|| format!("open {} twice", log.display()))?;
         // In a process group of its own, so that Ctrl-C at the terminal reaches its starter alone, who decides.
-        command
-            .stdin(Stdio::null())
-            .stdout(out)
-            .stderr(err)
-            .process_group(0);
+        command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
         // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
         unsafe { command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?)) };
         let process = command.spawn().doing(|| format!("start {program}"))?;
@@ -68,9 +62,7 @@ impl Child {
     /// How it ended, if it has.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         let pid = self.pid();
-        self.process
-            .try_wait()
-            .doing(|| format!("look at process {pid}"))
+        self.process.try_wait().doing(|| format!("look at process {pid}"))
     }
 
     /// Sends a signal.
@@ -88,12 +80,8 @@ impl Child {
     pub fn kill(&mut self) -> Result<()> {
         let pid = self.pid();
         // A child that has ended already is no error: `Child::kill` of the standard library says so too.
-        self.process
-            .kill()
-            .doing(|| format!("kill process {pid}"))?;
-        self.process
-            .wait()
-            .doing(|| format!("wait for process {pid}"))?;
+        self.process.kill().doing(|| format!("kill process {pid}"))?;
+        self.process.wait().doing(|| format!("wait for process {pid}"))?;
         Ok(())
     }
 }

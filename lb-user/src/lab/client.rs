@@ -21,8 +21,7 @@ use nix::{
     sys::{
         signal::SigSet,
         socket::{
-            AddressFamily, SockFlag, SockType, SockaddrStorage, connect, setsockopt, socket,
-            sockopt::SendTimeout,
+            AddressFamily, SockFlag, SockType, SockaddrStorage, connect, setsockopt, socket, sockopt::SendTimeout,
         },
         time::{TimeVal, TimeValLike},
     },
@@ -147,11 +146,7 @@ impl Client {
             };
             // A thread inherits its starter's namespace.
             let thread = netns
-                .run(|| {
-                    thread::Builder::new()
-                        .name("lab-client".to_owned())
-                        .spawn(body)
-                })?
+                .run(|| thread::Builder::new().name("lab-client".to_owned()).spawn(body))?
                 .doing(|| "start a client's thread".to_owned())?;
             client.threads.push(thread);
         }
@@ -258,11 +253,7 @@ pub fn try_once(load: &Load) -> Attempt {
         Way::UdpUnconnected => udp(load, false),
     };
     let took = took.unwrap_or_else(|| started.elapsed());
-    Attempt {
-        started,
-        took,
-        outcome,
-    }
+    Attempt { started, took, outcome }
 }
 
 /// Connects a TCP socket in the calling thread's namespace; a timeout reads ETIMEDOUT.
@@ -272,14 +263,9 @@ pub fn connect_tcp(target: SocketAddr, timeout: Duration) -> Result<TcpStream, F
     } else {
         AddressFamily::Inet
     };
-    let fd =
-        socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).map_err(Failure::Socket)?;
+    let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).map_err(Failure::Socket)?;
     // A send timeout bounds connect as well; then connect reads EINPROGRESS.
-    let limit = TimeVal::microseconds(
-        i64::try_from(timeout.as_micros())
-            .unwrap_or(i64::MAX)
-            .max(1),
-    );
+    let limit = TimeVal::microseconds(i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX).max(1));
     setsockopt(&fd, SendTimeout, &limit).map_err(Failure::Socket)?;
     match connect(fd.as_raw_fd(), &SockaddrStorage::from(target)) {
         Ok(()) => Ok(TcpStream::from(fd)),
@@ -345,12 +331,8 @@ fn udp(load: &Load, connected: bool) -> (Option<Duration>, Result<SocketAddr, Fa
                 .connect(load.target)
                 .map_err(|e| Failure::Connect(errno_of(&e)))?;
             took = Some(began.elapsed());
-            socket
-                .send(b"?")
-                .map_err(|e| Failure::Connect(errno_of(&e)))?;
-            socket
-                .recv(&mut answer)
-                .map_err(|e| Failure::Answer(errno_of(&e)))?
+            socket.send(b"?").map_err(|e| Failure::Connect(errno_of(&e)))?;
+            socket.recv(&mut answer).map_err(|e| Failure::Answer(errno_of(&e)))?
         } else {
             socket
                 .send_to(b"?", load.target)

@@ -28,10 +28,8 @@ pub fn join(left: (&Netns, &str), right: (&Netns, &str)) -> Result<()> {
         .name(left.1)
         .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
         .build();
-    with_netlink(left.0, async |handle| {
-        handle.link().add(pair).execute().await
-    })?
-    .doing(|| format!("make the pair {} and {}", left.1, right.1))?;
+    with_netlink(left.0, async |handle| handle.link().add(pair).execute().await)?
+        .doing(|| format!("make the pair {} and {}", left.1, right.1))?;
     set_up(left.0, left.1)?;
     set_up(right.0, right.1)
 }
@@ -40,10 +38,8 @@ pub fn join(left: (&Netns, &str), right: (&Netns, &str)) -> Result<()> {
 pub fn set_up(netns: &Netns, device: &str) -> Result<()> {
     let index = index_of(netns, device)?;
     let change = LinkUnspec::new_with_index(index).up().build();
-    with_netlink(netns, async |handle| {
-        handle.link().set(change).execute().await
-    })?
-    .doing(|| format!("bring {device} up"))
+    with_netlink(netns, async |handle| handle.link().set(change).execute().await)?
+        .doing(|| format!("bring {device} up"))
 }
 
 /// Gives a device an address; IPv6 addresses are usable at once (no duplicate detection).
@@ -72,10 +68,8 @@ pub fn add_default_route(netns: &Netns, device: &str, gateway: IpAddr) -> Result
             .output_interface(index)
             .build(),
     };
-    with_netlink(netns, async |handle| {
-        handle.route().add(route).execute().await
-    })?
-    .doing(|| format!("route everything on {device} through {gateway}"))
+    with_netlink(netns, async |handle| handle.route().add(route).execute().await)?
+        .doing(|| format!("route everything on {device} through {gateway}"))
 }
 
 /// Looks a device's index up by its name.
@@ -96,8 +90,7 @@ fn with_netlink<T: Send>(
             .build()
             .doing(|| "start a runtime for netlink".to_owned())?;
         runtime.block_on(async {
-            let (connection, handle, _) =
-                rtnetlink::new_connection().doing(|| "open a netlink socket".to_owned())?;
+            let (connection, handle, _) = rtnetlink::new_connection().doing(|| "open a netlink socket".to_owned())?;
             tokio::spawn(connection);
             Ok(talk(handle).await)
         })

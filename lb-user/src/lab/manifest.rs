@@ -149,10 +149,7 @@ impl Service {
     pub fn endpoints_to_yaml(&self, endpoints: &[Endpoint]) -> String {
         let families = [("IPv4", "v4", false), ("IPv6", "v6", true)];
         let slices = families.into_iter().filter_map(|(family, suffix, ipv6)| {
-            let own: Vec<_> = endpoints
-                .iter()
-                .filter(|e| e.address.is_ipv6() == ipv6)
-                .collect();
+            let own: Vec<_> = endpoints.iter().filter(|e| e.address.is_ipv6() == ipv6).collect();
             (!own.is_empty()).then(|| self.slice_to_yaml(family, suffix, &own))
         });
         slices.collect::<Vec<_>>().join("---\n")
@@ -245,10 +242,8 @@ mod tests {
 
     fn web() -> Service {
         let mut web = Service::tcp("web", "10.96.0.10:80".parse().expect("an address"), 8080);
-        web.cluster_ips
-            .push("fd00::10".parse().expect("an address"));
-        web.annotations
-            .push(("example.org/a".to_owned(), "b \"c\"".to_owned()));
+        web.cluster_ips.push("fd00::10".parse().expect("an address"));
+        web.annotations.push(("example.org/a".to_owned(), "b \"c\"".to_owned()));
         web.affinity_seconds = Some(30);
         web
     }
@@ -283,10 +278,7 @@ mod tests {
             .map(|e| e.file_name())
             .collect();
         assert_eq!(names, ["web.yaml"]);
-        assert_eq!(
-            fs::read_to_string(dir.path().join("web.yaml")).expect("a file"),
-            "two"
-        );
+        assert_eq!(fs::read_to_string(dir.path().join("web.yaml")).expect("a file"), "two");
         folder.remove("web.yaml").expect("removed");
         folder.remove("web.yaml").expect("removing nothing is fine");
     }

@@ -21,7 +21,12 @@ pub use child::Child;
 pub use netns::Netns;
 pub use server::Server;
 
-use std::{io, process::ExitStatus};
+use std::{
+    io,
+    process::ExitStatus,
+    thread,
+    time::{Duration, Instant},
+};
 
 /// Why something in the laboratory did not work, by cause.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +67,20 @@ pub enum Error {
 /// What the laboratory's functions return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Asks again and again until a condition holds; false if it does not within `patience`.
+pub fn holds_within(patience: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + patience;
+    loop {
+        if condition() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// Names the operation that an error interrupted.
 pub(crate) trait Doing<T> {
     /// Wraps an error with the operation and its object.
@@ -70,10 +89,7 @@ pub(crate) trait Doing<T> {
 
 impl<T> Doing<T> for io::Result<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(|source| Error::Io {
-            doing: what(),
-            source,
-        })
+        self.map_err(|source| Error::Io { doing: what(), source })
     }
 }
 

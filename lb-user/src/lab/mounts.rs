@@ -40,18 +40,8 @@ impl BpfFs {
             None::<&str>,
         )
         .doing(|| "make the mounts private".to_owned())?;
-        // A tmpfs of this namespace carries the mount points, so that no folder is left behind in the machine's own tree.
-        let base = Path::new("/mnt");
-        mount(
-            Some("evenkeel"),
-            base,
-            Some("tmpfs"),
-            MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
-            Some("mode=700,size=16m"),
-        )
-        .doing(|| format!("mount a tmpfs on {}", base.display()))?;
-        let path = base.join("bpf");
-        fs::create_dir(&path).doing(|| format!("make {}", path.display()))?;
+        // A mount of its own over the usual place: no folder has to be made, and the machine's own pins are out of reach.
+        let path = PathBuf::from("/sys/fs/bpf");
         mount(
             Some("bpf"),
             &path,

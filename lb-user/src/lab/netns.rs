@@ -46,8 +46,8 @@ impl Netns {
 
     /// Holds the network namespace that the calling thread is in.
     pub fn current() -> Result<Self> {
-        let file = File::open("/proc/thread-self/ns/net")
-            .doing(|| "open this thread's network namespace".to_owned())?;
+        let file =
+            File::open("/proc/thread-self/ns/net").doing(|| "open this thread's network namespace".to_owned())?;
         Ok(Self {
             fd: Arc::new(file.into()),
         })
@@ -71,8 +71,7 @@ impl Netns {
     /// # Errors
     /// Where the process may not (CAP_SYS_ADMIN).
     pub fn enter_current_thread(&self) -> Result<()> {
-        setns(self.fd.as_fd(), CloneFlags::CLONE_NEWNET)
-            .doing(|| "enter a network namespace".to_owned())
+        setns(self.fd.as_fd(), CloneFlags::CLONE_NEWNET).doing(|| "enter a network namespace".to_owned())
     }
 
     /// Makes a command start inside the namespace.
@@ -107,6 +106,5 @@ impl AsFd for Netns {
 
 /// Runs a closure on a thread of its own and hands on its result or its panic.
 fn on_new_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| scope.spawn(work).join())
-        .unwrap_or_else(|panicked| panic::resume_unwind(panicked))
+    thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panicked| panic::resume_unwind(panicked))
 }

@@ -34,10 +34,7 @@ pub struct Service {
 pub fn render_all(services: &[Service]) -> String {
     let mut out = String::new();
     for ipv6 in [false, true] {
-        let own: Vec<_> = services
-            .iter()
-            .filter(|s| s.frontend.is_ipv6() == ipv6)
-            .collect();
+        let own: Vec<_> = services.iter().filter(|s| s.frontend.is_ipv6() == ipv6).collect();
         if !own.is_empty() {
             render_table(&mut out, family(ipv6), &own);
         }
@@ -61,10 +58,7 @@ pub fn render_change(old: &Service, new: &Service) -> String {
         (true, false) => {
             line(
                 &mut out,
-                format_args!(
-                    "delete element {table} no-endpoint-services {{ {} }}",
-                    key(old)
-                ),
+                format_args!("delete element {table} no-endpoint-services {{ {} }}", key(old)),
             );
             render_service(&mut out, &table, new);
         }
@@ -74,10 +68,7 @@ pub fn render_change(old: &Service, new: &Service) -> String {
                 format_args!("delete element {table} service-ips {{ {} }}", key(old)),
             );
             line(&mut out, format_args!("flush chain {table} {}", chain(old)));
-            line(
-                &mut out,
-                format_args!("delete chain {table} {}", chain(old)),
-            );
+            line(&mut out, format_args!("delete chain {table} {}", chain(old)));
             render_refusal(&mut out, &table, new);
         }
         (true, true) => {}
@@ -141,11 +132,7 @@ pub fn load(netns: &Netns, transaction: &str) -> Result<()> {
 
 fn render_table(out: &mut String, family: &str, services: &[&Service]) {
     let table = format!("{family} {TABLE}");
-    let address_type = if family == "ip" {
-        "ipv4_addr"
-    } else {
-        "ipv6_addr"
-    };
+    let address_type = if family == "ip" { "ipv4_addr" } else { "ipv6_addr" };
     // Adding first makes the deletion succeed on a fresh namespace too.
     line(
         out,
@@ -256,12 +243,7 @@ fn endpoint_chain(service: &Service, endpoint: SocketAddr) -> String {
 
 fn key(service: &Service) -> String {
     let frontend = service.frontend;
-    format!(
-        "{} . {} . {}",
-        frontend.ip(),
-        protocol(service),
-        frontend.port()
-    )
+    format!("{} . {} . {}", frontend.ip(), protocol(service), frontend.port())
 }
 
 fn protocol(service: &Service) -> &'static str {
@@ -289,19 +271,13 @@ mod tests {
             name: "default/web/tcp/http".to_owned(),
             frontend: "10.96.0.10:80".parse().expect("an address"),
             protocol: Protocol::Tcp,
-            endpoints: endpoints
-                .iter()
-                .map(|e| e.parse().expect("an address"))
-                .collect(),
+            endpoints: endpoints.iter().map(|e| e.parse().expect("an address")).collect(),
         }
     }
 
     #[test]
     fn a_service_becomes_map_entry_choice_and_dnat() {
-        insta::assert_snapshot!(render_all(&[service(&[
-            "10.244.1.1:8080",
-            "10.244.1.2:8080"
-        ])]));
+        insta::assert_snapshot!(render_all(&[service(&["10.244.1.1:8080", "10.244.1.2:8080"])]));
     }
 
     #[test]
@@ -330,9 +306,6 @@ mod tests {
         endpoints.sort();
         endpoints.dedup();
         assert_eq!((many.len(), endpoints.len()), (1000, 10_000));
-        assert_eq!(
-            many[999].frontend,
-            "10.97.3.231:80".parse().expect("an address")
-        );
+        assert_eq!(many[999].frontend, "10.97.3.231:80".parse().expect("an address"));
     }
 }

@@ -61,17 +61,13 @@ impl Server {
                 .run(|| Socket::bind(address, manner))?
                 .doing(|| format!("serve on {address}"))?;
             // Port 0 asks for any port: what counts is what the kernel gave.
-            let address = socket
-                .local_addr()
-                .doing(|| format!("read the address of {address}"))?;
+            let address = socket.local_addr().doing(|| format!("read the address of {address}"))?;
             bound.push((address, socket, Arc::new(AtomicU64::new(0))));
         }
         let served = bound.iter().map(|(a, _, n)| (*a, Arc::clone(n))).collect();
         let setup = || -> io::Result<_> {
             let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-            let stop = Arc::new(EventFd::from_flags(
-                EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK,
-            )?);
+            let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
             epoll.add(&*stop, EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
             for (index, (_, socket, _)) in bound.iter().enumerate() {
                 epoll.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, index as u64))?;
@@ -242,12 +238,8 @@ impl Serving {
         for stream in staying {
             let token = self.bound.len() as u64 + stream.as_raw_fd() as u64;
             // A client that never reads must not hold the others up for long.
-            let usable = stream
-                .set_write_timeout(Some(Duration::from_secs(1)))
-                .is_ok()
-                && stream
-                    .set_read_timeout(Some(Duration::from_secs(1)))
-                    .is_ok()
+            let usable = stream.set_write_timeout(Some(Duration::from_secs(1))).is_ok()
+                && stream.set_read_timeout(Some(Duration::from_secs(1))).is_ok()
                 && self
                     .epoll
                     .add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, token))
