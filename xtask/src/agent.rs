@@ -17,7 +17,7 @@ use crate::setup::{self, Group};
 /// `cargo xtask build`.
 pub(crate) fn command(layout: &Layout, release: bool) -> Result<()> {
     setup::require(layout, &[Group::Build])?;
-    build(layout, &["--package", "lb-user"], release)?;
+    build(layout, &["lb-user"], release)?;
     let profile = profile(release);
     println!(
         "Built {}",
@@ -28,9 +28,12 @@ pub(crate) fn command(layout: &Layout, release: bool) -> Result<()> {
 
 /// `cargo xtask demo`: replaces this process by the demo, so that signals and the exit status are its own.
 pub(crate) fn demo(layout: &Layout, arguments: &[OsString]) -> Result<()> {
-    need_root("demo", "evenkeel demo")?;
+    need_root(
+        "demo",
+        "cargo xtask build --release` and then `sudo target/release/evenkeel demo",
+    )?;
     setup::require(layout, &[Group::Build, Group::Sockets])?;
-    build(layout, &["--package", "lb-user"], true)?;
+    build(layout, &["lb-user"], true)?;
     let mut demo = Command::new(layout.target.join("release/evenkeel"));
     demo.arg("demo");
     become_program(demo, arguments)
@@ -38,25 +41,27 @@ pub(crate) fn demo(layout: &Layout, arguments: &[OsString]) -> Result<()> {
 
 /// `cargo xtask bench`: replaces this process by the bench.
 pub(crate) fn bench(layout: &Layout, arguments: &[OsString]) -> Result<()> {
-    need_root("bench", "evenkeel-bench")?;
-    setup::require(layout, &[Group::Build, Group::Sockets])?;
-    build(layout, &["--package", "lb-user"], true)?;
-    build(
-        layout,
-        &["--package", "lb-tests", "--bin", "evenkeel-bench"],
-        true,
+    need_root(
+        "bench",
+        "cargo build --release -p lb-user -p lb-tests --bins` and then `sudo target/release/evenkeel-bench",
     )?;
+    setup::require(layout, &[Group::Build, Group::Sockets])?;
+    // The bench starts agents of its own.
+    build(layout, &["lb-user", "lb-tests"], true)?;
     let mut bench = Command::new(layout.target.join("release/evenkeel-bench"));
     bench.env("EVENKEEL_BIN", layout.target.join("release/evenkeel"));
     become_program(bench, arguments)
 }
 
-/// Builds the kernel object and then what cargo is told to select.
-pub(crate) fn build(layout: &Layout, selection: &[&str], release: bool) -> Result<()> {
+/// Builds the kernel object and then the binaries of the packages.
+fn build(layout: &Layout, packages: &[&str], release: bool) -> Result<()> {
     ebpf::build(layout)?;
-    step(&format!("building {}", selection[1..].join(" ")), || {
+    step(&format!("building {}", packages.join(" and ")), || {
         let mut build = cargo(&layout.root);
-        build.args(["build", "--locked"]).args(selection);
+        build.args(["build", "--locked", "--bins"]);
+        for package in packages {
+            build.args(["--package", package]);
+        }
         if release {
             build.arg("--release");
         }
@@ -68,22 +73,17 @@ fn profile(release: bool) -> &'static str {
     if release { "release" } else { "debug" }
 }
 
-fn need_root(task: &str, program: &str) -> Result<()> {
+fn need_root(task: &str, instead: &str) -> Result<()> {
     if is_root() {
         return Ok(());
     }
     bail!(
         "`cargo xtask {task}` makes its own network namespaces and cgroups and loads eBPF programs, which needs root: \
-         as another user, `cargo xtask build --release` and then `sudo target/release/{program}`"
+         as another user run `{instead}`"
     )
 }
 
 fn become_program(mut program: Command, arguments: &[OsString]) -> Result<()> {
-    // A leading `--` only separates; clap leaves it in when it is the first of the trailing words.
-    let arguments = match arguments {
-        [first, rest @ ..] if first == "--" => rest,
-        all => all,
-    };
     program.args(arguments);
     let error = program.exec();
     Err(error).with_context(|| format!("cannot start `{}`", command::shown(&program)))

@@ -137,3 +137,31 @@ fn kernel_line(text: &str) -> Result<KernelLine, String> {
             format!("the kernels are {}", names.join(" and "))
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::{Arguments, Task};
+
+    fn demo_arguments(words: &[&str]) -> Vec<String> {
+        let line = ["cargo xtask", "demo"].iter().chain(words);
+        let Task::Demo { arguments } = Arguments::try_parse_from(line).expect("good").task else {
+            panic!("another task was parsed");
+        };
+        arguments
+            .into_iter()
+            .map(|word| word.into_string().expect("UTF-8"))
+            .collect()
+    }
+
+    #[test]
+    fn the_demo_gets_its_arguments_unread() {
+        assert!(demo_arguments(&[]).is_empty());
+        assert_eq!(
+            demo_arguments(&["--json", "d.json", "--keep"]),
+            ["--json", "d.json", "--keep"]
+        );
+        assert_eq!(demo_arguments(&["--", "--help"]), ["--help"]);
+    }
+}

@@ -303,17 +303,18 @@ fn guest(
             say(&format!("xtask: {line} {name} …"));
         }
         Some(Mark::End { name, code }) => {
-            // The guest's `timeout` killed it.
-            let end = if code == 137 {
-                End::TimedOut(SUITE_SECONDS)
-            } else {
-                End::Status(code)
+            let time = begun.elapsed();
+            // Shells give a signal as 128 and its number. SIGKILL at the deadline is the guest's `timeout`.
+            let end = match code {
+                137 if time.as_secs() >= SUITE_SECONDS => End::TimedOut(SUITE_SECONDS),
+                129.. => End::Signal,
+                code => End::Status(code),
             };
             let row = Row {
                 place: line.to_string(),
                 suite: name.to_owned(),
                 outcome: outcome::read(&output, end),
-                time: begun.elapsed(),
+                time,
             };
             tell(&row, &output, &console);
             rows.push(row);

@@ -64,6 +64,10 @@ pub(crate) fn read(output: &str, end: End) -> Outcome {
                 .collect();
         }
     }
+    // A test that began to skip and then failed is a failure.
+    outcome
+        .skips
+        .retain(|skip| !outcome.failures.contains(&skip.test));
     outcome.passed = outcome.passed.saturating_sub(outcome.skips.len() as u32);
     match end {
         End::TimedOut(seconds) => outcome.failures.push(format!("(killed after {seconds} s)")),
@@ -147,7 +151,7 @@ mod tests {
 
     #[test]
     fn failures_are_named() {
-        let output = "test a ... FAILED\ntest b ... ok\n\nfailures:\n\n---- a stdout ----\nboom\n\nfailures:\n    a\n\n\
+        let output = "SKIP a: for a start\ntest a ... FAILED\ntest b ... ok\n\nfailures:\n\n---- a stdout ----\nboom\n\nfailures:\n    a\n\n\
                       test result: FAILED. 1 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out\n";
         let outcome = read(output, End::Status(101));
         assert_eq!(outcome.passed, 1);

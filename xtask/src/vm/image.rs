@@ -149,6 +149,8 @@ ln -sf /proc/self/fd /dev/fd
 const READY: &str = "ip link set lo up
 hostname evenkeel-vm
 cd /root
+# The default of 1,024 files is not enough for thousands of connections.
+ulimit -n 65536
 export EVENKEEL_IN_VM=1 EVENKEEL_BIN=/bin/evenkeel RUST_BACKTRACE=1
 code=0
 ";
