@@ -436,8 +436,8 @@ impl Reconciler {
             .map(|(map, used, capacity)| (map, u64::from(used), u64::from(capacity)))
             .collect();
         for map in [names::SOCKETS, names::UDP_REVERSE, names::UDP_SOCKETS, names::AFFINITY] {
-            if let (Some(used), Some(max)) = (self.kernel.count_entries(map), self.kernel.max_entries(map)) {
-                usage.push((map, used, u64::from(max)));
+            if let (Some(used), Some(facts)) = (self.kernel.count_entries(map), self.kernel.facts().get(map)) {
+                usage.push((map, used, u64::from(facts.max_entries)));
             }
         }
         usage

@@ -1,6 +1,9 @@
 //! The maps of a loaded object: carrying out plans, and reading everything back.
 
-use std::collections::HashMap as StdMap;
+use std::{
+    collections::{BTreeMap, HashMap as StdMap},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+};
 
 use aya::{
     Ebpf,
@@ -62,10 +65,26 @@ impl MapsError {
     }
 }
 
+/// What the kernel says of a map itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Its id.
+    pub id: u32,
+    /// The kernel's name of its type.
+    pub kind: &'static str,
+    /// Bytes of a key.
+    pub key_size: u32,
+    /// Bytes of a value.
+    pub value_size: u32,
+    /// Entries that fit.
+    pub max_entries: u32,
+    /// Kernel memory that is accounted to it, in bytes; `None` where the kernel does not tell.
+    pub memory: Option<u64>,
+}
+
 /// The maps of the datapath.
 pub struct Kernel {
-    /// Largest number of entries of each hash map.
-    limits: StdMap<&'static str, u32>,
+    facts: BTreeMap<&'static str, Facts>,
     frontends: HashMap<MapData, FrontendKey, Frontend>,
     sets: Array<u64>,
     lists: Array<ListEntry>,
@@ -93,7 +112,7 @@ struct Index {
 impl std::fmt::Debug for Kernel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Kernel")
-            .field("limits", &self.limits)
+            .field("facts", &self.facts)
             .finish_non_exhaustive()
     }
 }
@@ -107,31 +126,34 @@ impl Kernel {
         object: &mut Ebpf,
         index_backends: bool,
     ) -> Result<(Self, RingBuf<MapData>), LoadError> {
+        let mut facts = BTreeMap::new();
+        for name in names::STATE_MAPS.into_iter().chain(names::SOCKET_MAPS) {
+            facts.insert(name, facts_of(object, name)?);
+        }
         let events =
             RingBuf::try_from(take(object, names::EVENTS)?).map_err(map_error(names::EVENTS))?;
-        let mut limits = StdMap::new();
-        let index = hash(object, names::BACKEND_INDEX, &mut limits)?;
+        let index = hash(object, names::BACKEND_INDEX)?;
         let kernel = Self {
-            frontends: hash(object, names::FRONTENDS, &mut limits)?,
+            frontends: hash(object, names::FRONTENDS)?,
             sets: array(object, names::SETS)?,
             lists: array(object, names::LISTS)?,
             tables: array(object, names::TABLES)?,
             backends: array(object, names::BACKENDS)?,
             backend_stats: array(object, names::BACKEND_STATS)?,
             service_stats: array(object, names::SERVICE_STATS)?,
-            affinity: hash(object, names::AFFINITY, &mut limits)?,
-            memberships: hash(object, names::MEMBERS, &mut limits)?,
-            sockets: hash(object, names::SOCKETS, &mut limits)?,
-            udp_reverse: hash(object, names::UDP_REVERSE, &mut limits)?,
-            udp_sockets: hash(object, names::UDP_SOCKETS, &mut limits)?,
-            opted_out: hash(object, names::OPTED_OUT, &mut limits)?,
+            affinity: hash(object, names::AFFINITY)?,
+            memberships: hash(object, names::MEMBERS)?,
+            sockets: hash(object, names::SOCKETS)?,
+            udp_reverse: hash(object, names::UDP_REVERSE)?,
+            udp_sockets: hash(object, names::UDP_SOCKETS)?,
+            opted_out: hash(object, names::OPTED_OUT)?,
             counters: PerCpuArray::try_from(take(object, names::COUNTERS)?)
                 .map_err(map_error(names::COUNTERS))?,
             index: index_backends.then(|| Index {
                 map: index,
                 users: StdMap::new(),
             }),
-            limits,
+            facts,
         };
         Ok((kernel, events))
     }
@@ -528,22 +550,13 @@ impl Kernel {
         Some(count as u64)
     }
 
-    /// Largest number of entries of a map; `None` for unknown names.
-    pub fn max_entries(&self, map: &str) -> Option<u32> {
-        Some(match map {
-            names::SETS => self.sets.len(),
-            names::LISTS => self.lists.len(),
-            names::TABLES => self.tables.len(),
-            names::BACKENDS => self.backends.len(),
-            names::BACKEND_STATS => self.backend_stats.len(),
-            names::SERVICE_STATS => self.service_stats.len(),
-            names::COUNTERS => counter::COUNTERS,
-            _ => return self.limits.get(map).copied(),
-        })
+    /// What the kernel says of each map, by name.
+    pub fn facts(&self) -> &BTreeMap<&'static str, Facts> {
+        &self.facts
     }
 
     fn limit(&self, map: &str) -> u32 {
-        self.limits.get(map).copied().unwrap_or(0)
+        self.facts.get(map).map_or(0, |facts| facts.max_entries)
     }
 
     /// The state of sockets, by cookie.
@@ -678,17 +691,42 @@ fn take(object: &mut Ebpf, name: &'static str) -> Result<Map, LoadError> {
     object.take_map(name).ok_or(LoadError::Missing(name))
 }
 
-fn hash<K: aya::Pod, V: aya::Pod>(
-    object: &mut Ebpf,
-    name: &'static str,
-    limits: &mut StdMap<&'static str, u32>,
-) -> Result<HashMap<MapData, K, V>, LoadError> {
-    let map = take(object, name)?;
-    if let Map::HashMap(data) | Map::LruHashMap(data) = &map {
-        limits.insert(name, data.info().map_err(map_error(name))?.max_entries());
-    }
+fn hash<K: aya::Pod, V: aya::Pod>(object: &mut Ebpf, name: &'static str) -> Result<HashMap<MapData, K, V>, LoadError> {
     // aya compares the sizes of key and value.
-    HashMap::try_from(map).map_err(map_error(name))
+    HashMap::try_from(take(object, name)?).map_err(map_error(name))
+}
+
+fn facts_of(object: &Ebpf, name: &'static str) -> Result<Facts, LoadError> {
+    let (data, kind) = match object.map(name).ok_or(LoadError::Missing(name))? {
+        Map::Array(data) => (data, "array"),
+        Map::PerCpuArray(data) => (data, "percpu_array"),
+        Map::HashMap(data) => (data, "hash"),
+        Map::LruHashMap(data) => (data, "lru_hash"),
+        Map::RingBuf(data) => (data, "ringbuf"),
+        _ => {
+            return Err(LoadError::Layout {
+                name,
+                found: "another type of map".to_owned(),
+                wanted: "the type of this build".to_owned(),
+            });
+        }
+    };
+    let info = data.info().map_err(map_error(name))?;
+    Ok(Facts {
+        id: info.id(),
+        kind,
+        key_size: info.key_size(),
+        value_size: info.value_size(),
+        max_entries: info.max_entries(),
+        memory: memory_of(data.fd().as_fd()),
+    })
+}
+
+/// The memory accounted to a map, which the kernel tells beside its descriptor.
+fn memory_of(map: BorrowedFd<'_>) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_raw_fd())).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("memlock:"))?;
+    line.trim().parse().ok()
 }
 
 fn array<T: aya::Pod>(object: &mut Ebpf, name: &'static str) -> Result<Array<T>, LoadError> {

@@ -1,0 +1,134 @@
+//! What the agent's loops share.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use aya::Ebpf;
+
+use crate::{
+    config::Config,
+    datapath::{attach::Attachments, load},
+    metrics::{Buckets, families},
+    observe::{Observation, UsableBackends},
+    reconcile::{Flushed, Reconciler},
+    source,
+    supervise::Liveness,
+    view::Mode,
+};
+
+/// Shared state; every lock is held for one step, never across an await.
+///
+/// Order where two are held: `reconciler` before `observation`.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: Config,
+    pub(super) started: SystemTime,
+    pub(super) began: Instant,
+    pub(super) kernel_release: String,
+    pub(super) reconciler: Mutex<Reconciler>,
+    pub(super) observation: Mutex<Observation>,
+    pub(super) usable: Arc<UsableBackends>,
+    pub(super) programs: Mutex<Programs>,
+    pub(super) source: Arc<source::Status>,
+    pub(super) loops: Mutex<Vec<Arc<Liveness>>>,
+    pub(super) readiness: Mutex<Readiness>,
+    pub(super) timings: Mutex<Timings>,
+}
+
+/// The loaded object and its attachments.
+#[derive(Debug)]
+pub(super) struct Programs {
+    pub(super) object: Ebpf,
+    pub(super) attachments: Attachments,
+}
+
+/// What the self-probe found last.
+#[derive(Clone, Debug)]
+pub(super) struct Readiness {
+    pub(super) ready: Result<(), String>,
+    /// Why the probe cannot be made at all, though nothing is known to be wrong.
+    pub(super) unprobed: Option<String>,
+}
+
+/// How long things took, since the start.
+#[derive(Debug)]
+pub(super) struct Timings {
+    pub(super) full: Buckets,
+    pub(super) change: Buckets,
+    pub(super) programming: Buckets,
+}
+
+impl Default for Timings {
+    fn default() -> Self {
+        Self {
+            full: Buckets::new(&families::SYNC_EDGES),
+            change: Buckets::new(&families::SYNC_EDGES),
+            programming: Buckets::new(&families::PROGRAMMING_EDGES),
+        }
+    }
+}
+
+/// Locks; a panic elsewhere leaves whole values behind, so its poison is passed over.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// The mode as the datapath knows it.
+    pub(super) fn datapath_mode(&self) -> load::Mode {
+        match self.config.mode {
+            Mode::Balance => load::Mode::Balance,
+            Mode::Observe => load::Mode::Observe,
+        }
+    }
+
+    /// Writes what has changed, and notes how long it took.
+    pub(super) fn flush(&self) -> Flushed {
+        let mut reconciler = lock(&self.reconciler);
+        let first = !reconciler.is_synced();
+        if !reconciler.has_work() {
+            return Flushed::default();
+        }
+        let begun = Instant::now();
+        let flushed = reconciler.flush();
+        let took = begun.elapsed();
+        let latencies = reconciler.take_latencies();
+        drop(reconciler);
+        let mut timings = lock(&self.timings);
+        let sync = if first { &mut timings.full } else { &mut timings.change };
+        sync.observe(took.as_secs_f64());
+        for latency in latencies {
+            timings.programming.observe(latency.as_secs_f64());
+        }
+        if flushed.services > 0 {
+            tracing::info!(
+                services = flushed.services,
+                puts = flushed.puts,
+                drops = flushed.drops,
+                took_us = took.as_micros() as u64,
+                "{}",
+                if first { "first synchronisation" } else { "changes applied" }
+            );
+        }
+        flushed
+    }
+
+    /// Every loop must say something in this time.
+    const SILENCE: Duration = Duration::from_secs(120);
+
+    /// Whether every supervised loop is alive; else one sentence.
+    pub(super) fn live(&self) -> Result<(), String> {
+        let now = SystemTime::now();
+        for liveness in lock(&self.loops).iter() {
+            let seen = liveness.snapshot();
+            let last = seen.last_beat.unwrap_or(self.started);
+            let silent = now.duration_since(last).unwrap_or_default();
+            if silent > Self::SILENCE {
+                return Err(format!("loop `{}` has been silent for {} s", seen.name, silent.as_secs()));
+            }
+        }
+        Ok(())
+    }
+}
