@@ -15,5 +15,7 @@ pub mod config;
 pub mod control;
 pub mod demo;
 pub mod doctor;
+pub mod http;
+pub mod metrics;
 pub mod model;
 pub mod view;
