@@ -1,0 +1,186 @@
+use std::sync::Mutex;
+
+use http_body_util::{BodyExt, Empty};
+use hyper::{Method, Request, body::Bytes};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use super::*;
+use crate::{
+    analysis::reuse::ReuseCounts,
+    metrics::{Buckets, MetricSource, Snapshot, families},
+    view::Mode,
+};
+
+const NOW: i64 = 1_790_000_000_000;
+
+struct Told {
+    report: Mutex<HealthReport>,
+    live: bool,
+    ready: bool,
+}
+
+impl Probes for Told {
+    fn health(&self) -> HealthReport {
+        *self.report.lock().expect("no test panics while it holds this")
+    }
+
+    fn live(&self) -> Result<(), String> {
+        if self.live { Ok(()) } else { Err("the reconcile loop has stopped".into()) }
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        if self.ready { Ok(()) } else { Err("the self-probe found no frontend".into()) }
+    }
+}
+
+impl MetricSource for Told {
+    fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            time: Timestamp::from_unix_millis(NOW),
+            version: "0.1.0",
+            abi: 1,
+            mode: Mode::Balance,
+            connects: vec![],
+            services: vec![],
+            reuse: ReuseCounts::default(),
+            reuse_evicted: 0,
+            network_programming: Buckets::new(families::PROGRAMMING_EDGES),
+            sync: vec![],
+            sync_last: None,
+            sync_last_queued: None,
+            source_synced: vec![],
+            maps: vec![],
+            programs: vec![],
+            events_lost: vec![],
+            repairs: 0,
+            problems: 0,
+        }
+    }
+}
+
+fn at(seconds_ago: i64) -> Timestamp {
+    Timestamp::from_unix_millis(NOW - seconds_ago * 1_000)
+}
+
+fn well() -> Told {
+    Told {
+        report: Mutex::new(HealthReport {
+            time: at(0),
+            last_updated: Some(at(3_600)),
+            pending_since: None,
+            node_eligible: true,
+        }),
+        live: true,
+        ready: true,
+    }
+}
+
+/// Sends one request over a real connection: (status, content type, body).
+async fn ask(told: Told, method: Method, path: &str) -> (u16, String, String) {
+    let told = Arc::new(told);
+    let exporter = Exporter::new(told.clone(), 10).expect("the families are sound");
+    let listener = listen(([127, 0, 0, 1], 0).into()).await.expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    let stop = CancellationToken::new();
+    let served = tokio::spawn(serve(listener, router(Arc::new(exporter), told, HEALTH_TIMEOUT), stop.clone()));
+
+    let stream = TcpStream::connect(address).await.expect("the server listens");
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .expect("it speaks HTTP");
+    let driver = tokio::spawn(connection);
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", "localhost")
+        .body(Empty::<Bytes>::new())
+        .expect("a request");
+    let response = sender.send_request(request).await.expect("an answer");
+    let status = response.status().as_u16();
+    let kind = response.headers().get("content-type").map_or_else(String::new, |value| {
+        value.to_str().expect("text").to_owned()
+    });
+    let body = response.into_body().collect().await.expect("the whole body").to_bytes();
+    drop(sender);
+    stop.cancel();
+    served.await.expect("no panic").expect("an orderly end");
+    driver.await.expect("no panic").expect("an orderly end");
+    (status, kind, String::from_utf8(body.to_vec()).expect("text"))
+}
+
+async fn status(told: Told, path: &str) -> u16 {
+    ask(told, Method::GET, path).await.0
+}
+
+fn waiting(seconds: i64) -> Told {
+    let told = well();
+    told.report.lock().expect("alone").pending_since = Some(at(seconds));
+    told
+}
+
+fn leaving() -> Told {
+    let told = well();
+    told.report.lock().expect("alone").node_eligible = false;
+    told
+}
+
+#[tokio::test]
+async fn metrics_are_the_text_format_exactly() {
+    let (status, kind, body) = ask(well(), Method::GET, "/metrics").await;
+    assert_eq!((status, kind.as_str()), (200, "text/plain; version=0.0.4"));
+    assert!(body.contains("evenkeel_build_info{version=\"0.1.0\",abi=\"1\"} 1\n"), "{body}");
+}
+
+#[tokio::test]
+async fn idle_is_healthy_and_the_body_says_since_when() {
+    let (status, kind, body) = ask(well(), Method::GET, "/healthz").await;
+    assert_eq!((status, kind.as_str()), (200, "application/json"));
+    let body: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    assert_eq!(body["nodeEligible"], true);
+    assert_eq!(body["currentTime"], at(0).to_string());
+    assert_eq!(body["lastUpdated"], at(3_600).to_string());
+}
+
+#[tokio::test]
+async fn a_change_that_waits_too_long_is_unhealthy() {
+    assert_eq!(status(waiting(59), "/healthz").await, 200);
+    assert_eq!(status(waiting(60), "/healthz").await, 200);
+    assert_eq!(status(waiting(61), "/healthz").await, 503);
+    assert_eq!(status(waiting(61), "/livez").await, 503);
+}
+
+#[tokio::test]
+async fn a_leaving_node_is_unhealthy_but_alive() {
+    assert_eq!(status(leaving(), "/healthz").await, 503);
+    assert_eq!(status(leaving(), "/livez").await, 200);
+}
+
+#[tokio::test]
+async fn a_dead_loop_and_a_failed_probe_say_why() {
+    let dead = Told { live: false, ..well() };
+    let (status, _, body) = ask(dead, Method::GET, "/livez").await;
+    assert_eq!((status, body.as_str()), (503, "the reconcile loop has stopped\n"));
+    let unready = Told { ready: false, ..well() };
+    let (status, _, body) = ask(unready, Method::GET, "/readyz").await;
+    assert_eq!((status, body.as_str()), (503, "the self-probe found no frontend\n"));
+    assert_eq!(ask(well(), Method::GET, "/readyz").await.0, 200);
+}
+
+#[tokio::test]
+async fn nothing_else_is_served_and_nothing_can_be_written() {
+    for path in ["/", "/debug/pprof", "/metrics/x", "/healthz/"] {
+        assert_eq!(status(well(), path).await, 404, "{path}");
+    }
+    for method in [Method::POST, Method::PUT, Method::DELETE] {
+        assert_eq!(ask(well(), method, "/metrics").await.0, 405);
+    }
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_named() {
+    let taken = listen(([127, 0, 0, 1], 0).into()).await.expect("a free port");
+    let address = taken.local_addr().expect("it is bound");
+    let error = listen(address).await.expect_err("it is taken").to_string();
+    assert!(error.starts_with(&format!("--metrics-address {address}: ")), "{error}");
+}

@@ -1,0 +1,248 @@
+//! From a snapshot to Prometheus' families.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use prometheus::{
+    core::{Collector, Desc},
+    proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType},
+};
+
+use super::{
+    MetricSource,
+    families::{self, Family, Kind},
+    roster::Roster,
+    snapshot::{Buckets, FAILURE_REASONS, ServiceSample, Snapshot},
+};
+use crate::{
+    analysis::reuse::EDGES_SECONDS,
+    view::{Mode, Timestamp},
+};
+
+/// Takes a snapshot at each scrape.
+pub(super) struct SnapshotCollector {
+    source: Arc<dyn MetricSource>,
+    descriptions: Vec<Desc>,
+    roster: Mutex<Roster>,
+}
+
+impl fmt::Debug for SnapshotCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SnapshotCollector").field("roster", &self.roster).finish_non_exhaustive()
+    }
+}
+
+impl SnapshotCollector {
+    pub(super) fn new(source: Arc<dyn MetricSource>, service_cap: usize) -> prometheus::Result<Self> {
+        let descriptions = families::ALL
+            .iter()
+            .map(|family| {
+                let labels = family.labels.iter().map(|&label| label.to_owned()).collect();
+                Desc::new(family.name.to_owned(), family.help.to_owned(), labels, HashMap::new())
+            })
+            .collect::<prometheus::Result<_>>()?;
+        Ok(Self {
+            source,
+            descriptions,
+            roster: Mutex::new(Roster::new(service_cap)),
+        })
+    }
+}
+
+impl Collector for SnapshotCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descriptions.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let mut snapshot = self.source.snapshot();
+        let services = std::mem::take(&mut snapshot.services);
+        // A panic while the roster was held leaves it whole: each step of it is.
+        let services = self
+            .roster
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .settle(snapshot.time, services);
+        let mut page = Page::default();
+        page.traffic(&snapshot);
+        for service in &services {
+            page.service(service);
+        }
+        page.reuse(&snapshot);
+        page.agent(&snapshot);
+        page.kernel(&snapshot);
+        page.families
+    }
+}
+
+/// The families filled so far.
+#[derive(Debug, Default)]
+struct Page {
+    families: Vec<MetricFamily>,
+    index: HashMap<&'static str, usize>,
+}
+
+impl Page {
+    fn push(&mut self, family: &Family, labels: &[&str], fill: impl FnOnce(&mut Metric)) {
+        debug_assert_eq!(family.labels.len(), labels.len(), "{}", family.name);
+        let place = *self.index.entry(family.name).or_insert_with(|| {
+            let mut made = MetricFamily::default();
+            made.set_name(family.name.to_owned());
+            made.set_help(family.help.to_owned());
+            made.set_field_type(match family.kind {
+                Kind::Counter => MetricType::COUNTER,
+                Kind::Gauge => MetricType::GAUGE,
+                Kind::Histogram(_) => MetricType::HISTOGRAM,
+            });
+            self.families.push(made);
+            self.families.len() - 1
+        });
+        let pairs = family
+            .labels
+            .iter()
+            .zip(labels)
+            .map(|(&name, &value)| {
+                let mut pair = LabelPair::default();
+                pair.set_name(name.to_owned());
+                pair.set_value(value.to_owned());
+                pair
+            })
+            .collect();
+        let mut metric = Metric::from_label(pairs);
+        fill(&mut metric);
+        self.families[place].mut_metric().push(metric);
+    }
+
+    fn counter(&mut self, family: &Family, labels: &[&str], value: f64) {
+        self.push(family, labels, |metric| {
+            let mut counter = Counter::default();
+            counter.set_value(value);
+            metric.set_counter(counter);
+        });
+    }
+
+    fn gauge(&mut self, family: &Family, labels: &[&str], value: f64) {
+        self.push(family, labels, |metric| {
+            let mut gauge = Gauge::default();
+            gauge.set_value(value);
+            metric.set_gauge(gauge);
+        });
+    }
+
+    fn time(&mut self, family: &Family, labels: &[&str], time: Option<Timestamp>) {
+        if let Some(time) = time {
+            self.gauge(family, labels, time.unix_seconds());
+        }
+    }
+
+    fn histogram(&mut self, family: &Family, labels: &[&str], buckets: &Buckets) {
+        self.push(family, labels, |metric| {
+            let mut histogram = Histogram::default();
+            histogram.set_sample_count(buckets.count());
+            histogram.set_sample_sum(buckets.sum());
+            let edges = buckets.cumulative().map(|(edge, count)| {
+                let mut bucket = Bucket::default();
+                bucket.set_upper_bound(edge);
+                bucket.set_cumulative_count(count);
+                bucket
+            });
+            histogram.set_bucket(edges.collect());
+            metric.set_histogram(histogram);
+        });
+    }
+
+    fn traffic(&mut self, snapshot: &Snapshot) {
+        for sample in &snapshot.connects {
+            self.counter(&families::CONNECTS, &[sample.action, sample.hook], sample.total as f64);
+        }
+    }
+
+    fn service(&mut self, sample: &ServiceSample) {
+        let labels = [sample.namespace.as_str(), sample.name.as_str()];
+        let with = |third| [labels[0], labels[1], third];
+        self.counter(&families::SERVICE_CONNECTS, &labels, sample.connects as f64);
+        for (reason, count) in FAILURE_REASONS.into_iter().zip(sample.failed) {
+            self.counter(&families::SERVICE_FAILED, &with(reason), count as f64);
+        }
+        self.histogram(&families::CONNECT_DURATION, &labels, &sample.latency);
+        self.gauge(&families::SERVICE_ACTIVE, &labels, sample.active as f64);
+        let backends = sample.backends;
+        for (state, count) in [
+            ("active", backends.active),
+            ("draining", backends.draining),
+            ("ejected", backends.ejected),
+        ] {
+            self.gauge(&families::SERVICE_BACKENDS, &with(state), count as f64);
+        }
+        if let Some(found) = sample.imbalance.filter(|found| !found.insufficient) {
+            for (family, value) in [
+                (&families::IMBALANCE_MAX, found.max_over_mean),
+                (&families::IMBALANCE_CV, found.cv),
+                (&families::IMBALANCE_DISPERSION, found.dispersion),
+                (&families::IMBALANCE_SAMPLES, Some(found.n as f64)),
+            ] {
+                if let Some(value) = value {
+                    self.gauge(family, &labels, value);
+                }
+            }
+        }
+        for backend in &sample.by_backend {
+            self.counter(&families::BACKEND_CONNECTS, &with(&backend.backend), backend.connects as f64);
+        }
+    }
+
+    fn reuse(&mut self, snapshot: &Snapshot) {
+        let reuse = &snapshot.reuse;
+        for (outcome, count) in [
+            ("same_backend", reuse.same_backend),
+            ("moved", reuse.moved),
+            ("stale_backend", reuse.stale_backend),
+        ] {
+            self.counter(&families::TUPLE_REUSE, &[outcome], count as f64);
+        }
+        const { assert!(families::REUSE_EDGES.len() == EDGES_SECONDS.len()) };
+        if let Some(intervals) = Buckets::from_counts(families::REUSE_EDGES, &reuse.intervals, reuse.interval_seconds) {
+            self.histogram(&families::TUPLE_INTERVAL, &[], &intervals);
+        }
+        self.counter(&families::TUPLE_OVERLAP, &[], reuse.overlap as f64);
+        self.counter(&families::TUPLE_EVICTED, &[], snapshot.reuse_evicted as f64);
+    }
+
+    fn agent(&mut self, snapshot: &Snapshot) {
+        self.histogram(&families::PROGRAMMING_DURATION, &[], &snapshot.network_programming);
+        for sync in &snapshot.sync {
+            self.histogram(&families::SYNC_DURATION, &[sync.kind], &sync.durations);
+        }
+        self.time(&families::SYNC_LAST, &[], snapshot.sync_last);
+        self.time(&families::SYNC_QUEUED, &[], snapshot.sync_last_queued);
+        for &(kind, time) in &snapshot.source_synced {
+            self.time(&families::SOURCE_SYNCED, &[kind], time);
+        }
+        self.counter(&families::REPAIRS, &[], snapshot.repairs as f64);
+        self.gauge(&families::PROBLEMS, &[], snapshot.problems as f64);
+        for mode in [Mode::Balance, Mode::Observe] {
+            let is = f64::from(u8::from(mode == snapshot.mode));
+            self.gauge(&families::MODE, &[&mode.to_string()], is);
+        }
+        self.gauge(&families::BUILD_INFO, &[snapshot.version, &snapshot.abi.to_string()], 1.0);
+    }
+
+    fn kernel(&mut self, snapshot: &Snapshot) {
+        for sample in &snapshot.maps {
+            self.gauge(&families::MAP_ENTRIES, &[sample.map], sample.entries as f64);
+            self.gauge(&families::MAP_MAX, &[sample.map], sample.max_entries as f64);
+            let ratio = sample.entries as f64 / sample.max_entries.max(1) as f64;
+            self.gauge(&families::MAP_PRESSURE, &[sample.map], ratio.min(1.0));
+        }
+        for sample in &snapshot.programs {
+            self.counter(&families::PROGRAM_RUNS, &[&sample.program], sample.runs as f64);
+            self.counter(&families::PROGRAM_SECONDS, &[&sample.program], sample.run_nanoseconds as f64 / 1e9);
+        }
+        for &(source, count) in &snapshot.events_lost {
+            self.counter(&families::EVENTS_LOST, &[source], count as f64);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The numbers of one moment, as plain data.
+
+use crate::{
+    analysis::{imbalance::Imbalance, reuse::ReuseCounts},
+    view::{BackendCountsView, Mode, Timestamp},
+};
+
+/// Why connections fail to establish; the values of the label `reason`, and the order of [`ServiceSample::failed`].
+pub const FAILURE_REASONS: [&str; 7] = [
+    "refused",
+    "timed_out",
+    "unreachable",
+    "no_local_port",
+    "abandoned",
+    "other",
+    "no_backend",
+];
+
+/// All numbers at one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// When it was taken.
+    pub time: Timestamp,
+    /// The agent's version.
+    pub version: &'static str,
+    /// The version of the layout shared with the kernel programs.
+    pub abi: u32,
+    /// The agent's mode.
+    pub mode: Mode,
+    /// What the kernel programs did; every pair that can occur, also at 0.
+    pub connects: Vec<ConnectSample>,
+    /// The Services that exist now.
+    pub services: Vec<ServiceSample>,
+    /// Tuple reuse over all Services.
+    pub reuse: ReuseCounts,
+    /// Tuples forgotten for want of room within the horizon.
+    pub reuse_evicted: u64,
+    /// From an endpoint's change to its effect.
+    pub network_programming: Buckets,
+    /// How long applications took, by kind; every kind that can occur, also at 0.
+    pub sync: Vec<SyncSample>,
+    /// When changes were last applied.
+    pub sync_last: Option<Timestamp>,
+    /// When a change last came in.
+    pub sync_last_queued: Option<Timestamp>,
+    /// When the source last confirmed its objects, by kind of object.
+    pub source_synced: Vec<(&'static str, Option<Timestamp>)>,
+    /// The kernel's maps.
+    pub maps: Vec<MapSample>,
+    /// The kernel's programs; empty where run statistics are off.
+    pub programs: Vec<ProgramSample>,
+    /// Records lost, by where; every place that can lose some, also at 0.
+    pub events_lost: Vec<(&'static str, u64)>,
+    /// Things put right in the kernel.
+    pub repairs: u64,
+    /// Fields and objects of the input that were not taken.
+    pub problems: u64,
+}
+
+/// How often a hook did something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectSample {
+    /// The hook's name.
+    pub hook: &'static str,
+    /// What it did.
+    pub action: &'static str,
+    /// How often.
+    pub total: u64,
+}
+
+/// The numbers of one Service.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceSample {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// New connections and flows.
+    pub connects: u64,
+    /// Connections that failed, in the order of [`FAILURE_REASONS`].
+    pub failed: [u64; FAILURE_REASONS.len()],
+    /// Time from connect() to established, over [`super::families::CONNECT_EDGES`].
+    pub latency: Buckets,
+    /// Connections established and not yet ended.
+    pub active: u64,
+    /// Its backends by state.
+    pub backends: BackendCountsView,
+    /// The window's evenness; none while nothing was counted.
+    pub imbalance: Option<Imbalance>,
+    /// Its backends' numbers; empty unless asked for.
+    pub by_backend: Vec<BackendSample>,
+}
+
+impl ServiceSample {
+    /// Whether this node's clients ever dialled it.
+    pub fn has_traffic(&self) -> bool {
+        self.connects > 0 || self.active > 0 || self.failed.iter().any(|&count| count > 0)
+    }
+}
+
+/// The numbers of one backend of one Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendSample {
+    /// `ADDR:PORT`.
+    pub backend: String,
+    /// Times it was chosen.
+    pub connects: u64,
+}
+
+/// How long applications of one kind took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SyncSample {
+    /// The kind, such as `full` or `change`.
+    pub kind: &'static str,
+    /// The durations, over [`super::families::SYNC_EDGES`].
+    pub durations: Buckets,
+}
+
+/// How full a map is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSample {
+    /// The map's name.
+    pub map: &'static str,
+    /// Entries in use.
+    pub entries: u64,
+    /// Entries that fit.
+    pub max_entries: u64,
+}
+
+/// A program's run statistics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramSample {
+    /// The program's name.
+    pub program: String,
+    /// How often it ran.
+    pub runs: u64,
+    /// Nanoseconds spent in it.
+    pub run_nanoseconds: u64,
+}
+
+/// Counts by bucket, with their sum.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Buckets {
+    edges: &'static [f64],
+    /// One an edge, and one above the last; not cumulative.
+    counts: Box<[u64]>,
+    sum: f64,
+}
+
+impl Buckets {
+    /// Makes empty buckets; an edge belongs to the bucket that it ends.
+    pub fn new(edges: &'static [f64]) -> Self {
+        Self {
+            edges,
+            counts: vec![0; edges.len() + 1].into(),
+            sum: 0.0,
+        }
+    }
+
+    /// Takes counts from elsewhere: one an edge and one above the last; none if there are not as many.
+    pub fn from_counts(edges: &'static [f64], counts: &[u64], sum: f64) -> Option<Self> {
+        (counts.len() == edges.len() + 1).then(|| Self {
+            edges,
+            counts: counts.into(),
+            sum,
+        })
+    }
+
+    /// Counts one value; one that is not a number is left out.
+    pub fn observe(&mut self, value: f64) {
+        if value.is_nan() {
+            return;
+        }
+        let bucket = self.edges.partition_point(|&edge| edge < value);
+        self.counts[bucket] += 1;
+        self.sum += value;
+    }
+
+    /// Adds other counts over the same edges; those over other edges are left out.
+    pub fn add(&mut self, other: &Self) {
+        if self.edges == other.edges {
+            for (own, other) in self.counts.iter_mut().zip(&other.counts) {
+                *own += other;
+            }
+            self.sum += other.sum;
+        }
+    }
+
+    /// All values counted.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// The sum of all values counted.
+    pub fn sum(&self) -> f64 {
+        self.sum
+    }
+
+    /// (edge, values up to it), the open bucket left out.
+    pub fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> {
+        self.edges.iter().zip(&self.counts).scan(0, |sum, (&edge, count)| {
+            *sum += count;
+            Some((edge, *sum))
+        })
+    }
+}
