@@ -145,7 +145,7 @@ fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
         // Without nft, or in a kernel without its expressions, the demo still shows what it is about.
         Err(error) => Reference::missing(format!("{error:#}")),
     };
-    progress.clear();
+    drop(progress);
 
     let outcome = Outcome {
         kernel: kernel_release()?,

@@ -43,14 +43,6 @@ impl Progress {
         }
     }
 
-    /// Takes the line away.
-    pub(super) fn clear(&mut self) {
-        if self.manner == Manner::Redrawn {
-            // Progress that cannot be shown is no reason to stop.
-            let _ = write!(io::stderr(), "\r\x1b[K");
-        }
-    }
-
     fn print(&mut self, text: &str, begins: bool) {
         let mut err = io::stderr().lock();
         let _ = match self.manner {
@@ -58,5 +50,15 @@ impl Progress {
             Manner::Lines if begins => writeln!(err, "{text}"),
             Manner::Lines | Manner::Silent => Ok(()),
         };
+    }
+}
+
+impl Drop for Progress {
+    /// Takes the line away, so that whatever comes next has the terminal to itself.
+    fn drop(&mut self) {
+        if self.manner == Manner::Redrawn {
+            // Progress that cannot be shown is no reason to stop.
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
     }
 }
