@@ -4,15 +4,15 @@
 //! variables and their help are `cli::agent`. A value of these types needs no further check.
 
 use std::{
-    fmt, fs, io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    fs, io,
+    net::{IpAddr, SocketAddr},
     num::NonZeroU32,
     path::{Path, PathBuf},
-    str::FromStr,
     time::Duration,
 };
 
-pub use crate::view::Mode;
+pub use crate::{desired::NodePortAddresses, source::Source as SourceSpec, view::Mode};
+use crate::model::Cidr;
 
 /// Everything that the agent is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +49,8 @@ pub struct Config {
     pub reuse_horizon: Duration,
     /// The kubeconfig for the API server; none for the pod's own or the default one.
     pub kubeconfig: Option<PathBuf>,
+    /// The API server's address where neither a kubeconfig nor a service account is to be used.
+    pub kube_url: Option<String>,
     /// How log lines look.
     pub log_format: LogFormat,
     /// Which log lines are written.
@@ -77,121 +79,19 @@ pub struct Limits {
     pub sockets: NonZeroU32,
 }
 
-/// Where Services and EndpointSlices come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SourceSpec {
-    /// Manifests in a folder.
-    Dir(PathBuf),
-    /// The API server.
-    Kube,
-}
-
-impl fmt::Display for SourceSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Dir(path) => write!(f, "dir:{}", path.display()),
-            Self::Kube => f.write_str("kube"),
-        }
-    }
-}
-
-impl FromStr for SourceSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once(':') {
-            Some(("dir", path)) if !path.is_empty() => Ok(Self::Dir(path.into())),
-            None if text == "kube" => Ok(Self::Kube),
-            _ => Err("allowed are dir:PATH and kube".to_owned()),
-        }
-    }
-}
-
-/// Which of the node's addresses serve node ports.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodePortAddresses {
-    /// The node's primary address of each family.
-    Primary,
-    /// Every address of the node but loopback and link-local ones.
-    All,
-    /// The node's addresses within these blocks.
-    Within(Vec<Cidr>),
-}
-
-impl NodePortAddresses {
-    /// Whether an address serves node ports; `primary` says whether it is the node's primary one of its family.
-    pub fn admits(&self, addr: IpAddr, primary: bool) -> bool {
-        match self {
-            Self::Primary => primary,
-            Self::All => true,
-            Self::Within(blocks) => blocks.iter().any(|block| block.contains(addr)),
-        }
-    }
-}
-
-impl FromStr for NodePortAddresses {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "primary" => Ok(Self::Primary),
-            "all" => Ok(Self::All),
-            blocks => blocks
-                .split(',')
-                .map(|block| block.trim().parse())
-                .collect::<Result<_, String>>()
-                .map(Self::Within)
-                .map_err(|error| format!("{error}; allowed are primary, all and a list of blocks such as 10.0.0.0/8,fd00::/8")),
-        }
-    }
-}
-
-/// A block of addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cidr {
-    addr: IpAddr,
-    prefix: u8,
-}
-
-impl Cidr {
-    /// Whether the block holds an address.
-    pub fn contains(&self, addr: IpAddr) -> bool {
-        match (self.addr, addr) {
-            (IpAddr::V4(block), IpAddr::V4(addr)) => self.mask_v4(block) == self.mask_v4(addr),
-            (IpAddr::V6(block), IpAddr::V6(addr)) => self.mask_v6(block) == self.mask_v6(addr),
-            _ => false,
-        }
-    }
-
-    fn mask_v4(&self, addr: Ipv4Addr) -> u32 {
-        let shift = 32 - u32::from(self.prefix);
-        u32::from(addr).checked_shr(shift).unwrap_or(0)
-    }
-
-    fn mask_v6(&self, addr: Ipv6Addr) -> u128 {
-        let shift = 128 - u32::from(self.prefix);
-        u128::from(addr).checked_shr(shift).unwrap_or(0)
-    }
-}
-
-impl fmt::Display for Cidr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.addr, self.prefix)
-    }
-}
-
-impl FromStr for Cidr {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is not a block of addresses");
-        let (addr, prefix) = text.split_once('/').ok_or_else(wrong)?;
-        let addr: IpAddr = addr.parse().map_err(|_| wrong())?;
-        let prefix: u8 = prefix.parse().map_err(|_| wrong())?;
-        if prefix > if addr.is_ipv4() { 32 } else { 128 } {
-            return Err(wrong());
-        }
-        Ok(Self { addr, prefix })
+/// Reads `primary`, `all` or a list of blocks.
+pub fn parse_nodeport_addresses(text: &str) -> Result<NodePortAddresses, String> {
+    match text {
+        "primary" => Ok(NodePortAddresses::Primary),
+        "all" => Ok(NodePortAddresses::All),
+        blocks => blocks
+            .split(',')
+            .map(|block| block.trim().parse::<Cidr>().map_err(|error| error.to_string()))
+            .collect::<Result<_, String>>()
+            .map(NodePortAddresses::Ranges)
+            .map_err(|error| {
+                format!("{error}; allowed are primary, all and a list of blocks such as 10.0.0.0/8,fd00::/8")
+            }),
     }
 }
 
@@ -321,30 +221,15 @@ mod tests {
     }
 
     #[test]
-    fn blocks_hold_what_they_should() {
-        let block = |text: &str| text.parse::<Cidr>().expect("a block");
-        let addr = |text: &str| text.parse::<IpAddr>().expect("an address");
-        assert!(block("10.0.0.0/8").contains(addr("10.255.1.2")));
-        assert!(!block("10.0.0.0/8").contains(addr("11.0.0.0")));
-        assert!(block("0.0.0.0/0").contains(addr("203.0.113.9")));
-        assert!(!block("0.0.0.0/0").contains(addr("::1")));
-        assert!(block("192.0.2.7/32").contains(addr("192.0.2.7")));
-        assert!(!block("192.0.2.7/32").contains(addr("192.0.2.6")));
-        assert!(block("fd00::/8").contains(addr("fdff::1")));
-        assert!(block("::/0").contains(addr("2001:db8::1")));
-        for text in ["10.0.0.0", "10.0.0.0/33", "fd00::/129", "x/8", "10.0.0.0/", "10.0.0.0/-1"] {
-            assert!(text.parse::<Cidr>().is_err(), "{text}");
-        }
-    }
-
-    #[test]
     fn node_port_addresses_are_words_or_blocks() {
-        assert_eq!("primary".parse(), Ok(NodePortAddresses::Primary));
-        assert_eq!("all".parse(), Ok(NodePortAddresses::All));
-        let blocks: NodePortAddresses = "10.0.0.0/8, fd00::/8".parse().expect("two blocks");
-        assert!(blocks.admits([10, 1, 1, 1].into(), false));
-        assert!(!blocks.admits([192, 0, 2, 1].into(), true));
-        let error = "secondary".parse::<NodePortAddresses>().expect_err("not a word");
+        assert_eq!(parse_nodeport_addresses("primary"), Ok(NodePortAddresses::Primary));
+        assert_eq!(parse_nodeport_addresses("all"), Ok(NodePortAddresses::All));
+        let Ok(NodePortAddresses::Ranges(blocks)) = parse_nodeport_addresses("10.0.0.0/8, fd00::/8") else {
+            panic!("two blocks");
+        };
+        assert!(blocks.iter().any(|block| block.contains([10, 1, 1, 1].into())));
+        assert!(!blocks.iter().any(|block| block.contains([192, 0, 2, 1].into())));
+        let error = parse_nodeport_addresses("secondary").expect_err("not a word");
         assert!(error.contains("primary, all"), "{error}");
     }
 

@@ -63,9 +63,9 @@ pub(super) struct Timings {
 impl Default for Timings {
     fn default() -> Self {
         Self {
-            full: Buckets::new(&families::SYNC_EDGES),
-            change: Buckets::new(&families::SYNC_EDGES),
-            programming: Buckets::new(&families::PROGRAMMING_EDGES),
+            full: Buckets::new(families::SYNC_EDGES),
+            change: Buckets::new(families::SYNC_EDGES),
+            programming: Buckets::new(families::PROGRAMMING_EDGES),
         }
     }
 }

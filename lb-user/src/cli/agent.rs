@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 
 use super::{Failure, Found};
 use crate::config::{
-    self, Config, Limits, LogFormat, LogLevel, Mode, NodePortAddresses, SourceSpec, parse_horizon, parse_metrics_address,
+    self, Config, Limits, LogFormat, LogLevel, Mode, NodePortAddresses, SourceSpec, parse_horizon, parse_nodeport_addresses, parse_metrics_address,
     parse_pin_name,
 };
 
@@ -41,7 +41,8 @@ pub(super) struct AgentArgs {
     #[arg(long, env = "EVENKEEL_NODE_NAME", value_name = "NAME")]
     node_name: Option<String>,
     /// Which of the node's addresses serve node ports: primary, all, or those within the blocks given
-    #[arg(long, env = "EVENKEEL_NODEPORT_ADDRESSES", value_name = "primary|all|CIDR,..", default_value = "primary")]
+    #[arg(long, env = "EVENKEEL_NODEPORT_ADDRESSES", value_name = "primary|all|CIDR,..", default_value = "primary",
+          value_parser = parse_nodeport_addresses)]
     nodeport_addresses: NodePortAddresses,
     /// An address of this node, given instead of discovered (repeatable)
     #[arg(long = "node-address", env = "EVENKEEL_NODE_ADDRESS", value_name = "ADDR", value_delimiter = ',')]
@@ -68,6 +69,9 @@ pub(super) struct AgentArgs {
     /// The kubeconfig for `--source kube` [default: the pod's own account, else the usual places]
     #[arg(long, env = "EVENKEEL_KUBECONFIG", value_name = "PATH")]
     kubeconfig: Option<PathBuf>,
+    /// The API server's address, where neither a kubeconfig nor the pod's own account is to be used
+    #[arg(long, env = "EVENKEEL_KUBE_URL", value_name = "URL", conflicts_with = "kubeconfig")]
+    kube_url: Option<String>,
     /// How log lines look
     #[arg(long, env = "EVENKEEL_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -175,6 +179,7 @@ impl AgentArgs {
             proxy_name: self.proxy_name,
             reuse_horizon: self.reuse_horizon,
             kubeconfig: self.kubeconfig,
+            kube_url: self.kube_url,
             log_format: self.log_format,
             log_level: self.log_level,
             limits: Limits {

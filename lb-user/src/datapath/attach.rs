@@ -380,6 +380,38 @@ impl Attachments {
         self.held.keys().map(String::as_str)
     }
 
+    /// Where a link is pinned.
+    pub fn pin(&self, name: &str) -> Option<PathBuf> {
+        match self.held.get(name)? {
+            Held::Pinned => self.pins.as_ref().map(|pins| pins.link(name)),
+            Held::Link(_) | Held::Filter => None,
+        }
+    }
+
+    /// Where a map is pinned.
+    pub fn map_pin(&self, map: &str) -> Option<PathBuf> {
+        let pins = self.pins.as_ref()?;
+        Some(if lb_common::maps::SOCKET_MAPS.contains(&map) {
+            pins.socket_map(map)
+        } else {
+            pins.map(map)
+        })
+    }
+
+    /// Whether a link is in place: its pin is there and its cgroup or interface is not gone.
+    pub fn is_attached(&self, name: &str) -> bool {
+        match self.held.get(name) {
+            None => false,
+            Some(Held::Link(_) | Held::Filter) => true,
+            Some(Held::Pinned) => {
+                let Some(pins) = &self.pins else { return false };
+                syscall::object_get(&pins.link(name))
+                    .and_then(|link| syscall::link_info(link.as_fd()))
+                    .is_ok_and(|info| !matches!(info.target, syscall::Target::Cgroup(0) | syscall::Target::Interface(0)))
+            }
+        }
+    }
+
     /// Detaches everything, pins included.
     ///
     /// # Errors

@@ -569,6 +569,11 @@ impl Kernel {
         self.udp_reverse.iter().flatten()
     }
 
+    /// The UDP sockets with reverse entries, by cookie.
+    pub fn udp_sockets(&self) -> impl Iterator<Item = (u64, ChainHead)> + '_ {
+        self.udp_sockets.iter().flatten()
+    }
+
     /// The remembered clients.
     pub fn affinities(&self) -> impl Iterator<Item = (AffinityKey, Affinity)> + '_ {
         self.affinity.iter().flatten()

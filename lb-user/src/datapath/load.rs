@@ -66,6 +66,8 @@ pub struct Options {
     pub sizes: Sizes,
     /// Bits of [`lb_common::maps::feature`], besides those that the mode sets.
     pub features: u32,
+    /// Log level of the programs (aya-log), 0 for none: for development only.
+    pub log_level: u8,
     /// Whether sock_ops and sock_release are loaded; measurements of the hooks alone leave them out.
     pub follow_connections: bool,
 }
@@ -168,6 +170,7 @@ pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
         .override_global(names::FEATURES, &features, true)
         .override_global(names::SK_ERR_OFFSET, &offsets.error, true)
         .override_global("SK_DST_OFFSET", &offsets.route, true)
+        .override_global(aya_log::LEVEL, &options.log_level, true)
         .verifier_log_level(VerifierLogLevel::DEBUG | VerifierLogLevel::STATS)
         .map_max_entries(names::FRONTENDS, sizes.frontends)
         .map_max_entries(names::SETS, sizes.sets)

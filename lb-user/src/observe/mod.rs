@@ -17,39 +17,13 @@ use crate::analysis::{
     reuse::{self, ClientTuple, ReuseConfig, ReuseTracker},
     window::{Reading, Window},
 };
+use crate::metrics::{Buckets, families::CONNECT_EDGES};
 use decode::{DecodeError, Record};
-
-/// Upper edges of the connect latency's buckets, in seconds; the last bucket has none.
-pub const LATENCY_EDGES: [f64; 14] = [
-    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 3.0, 10.0,
-];
 
 /// How far the windows of evenness look back, in nanoseconds.
 pub const WINDOW_NS: u64 = 60_000_000_000;
 /// The most readings a window keeps: one a second.
 const WINDOW_READINGS: usize = 60;
-
-/// A histogram with [`LATENCY_EDGES`].
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Latencies {
-    /// Counts by bucket, not summed up.
-    pub buckets: [u64; LATENCY_EDGES.len() + 1],
-    /// Sum of all, in seconds.
-    pub sum_seconds: f64,
-}
-
-impl Latencies {
-    /// Number of samples.
-    pub fn count(&self) -> u64 {
-        self.buckets.iter().sum()
-    }
-
-    fn add(&mut self, seconds: f64) {
-        let bucket = LATENCY_EDGES.partition_point(|edge| *edge < seconds);
-        self.buckets[bucket] += 1;
-        self.sum_seconds += seconds;
-    }
-}
 
 /// Which backend ids may get new connections; written by the reconciler, read while records are judged.
 #[derive(Debug)]
@@ -89,7 +63,7 @@ impl UsableBackends {
 #[derive(Debug)]
 pub struct Observation {
     reuse: ReuseTracker,
-    latencies: HashMap<u32, Latencies>,
+    latencies: HashMap<u32, Buckets>,
     windows: HashMap<u32, BTreeMap<u32, Window>>,
     /// Records taken.
     pub records: u64,
@@ -135,7 +109,7 @@ impl Observation {
         self.records += 1;
         if record.outcome == outcome::ESTABLISHED && record.established_ns > record.start_ns {
             let seconds = (record.established_ns - record.start_ns) as f64 / 1e9;
-            self.latencies.entry(record.service_id).or_default().add(seconds);
+            self.latencies.entry(record.service_id).or_insert_with(|| Buckets::new(CONNECT_EDGES)).observe(seconds);
         }
         // A connection without a source port sent no packet: it used no tuple.
         if record.client_port.0 == 0 {
@@ -186,7 +160,7 @@ impl Observation {
     }
 
     /// Connect latencies of a Service.
-    pub fn latencies(&self, service_id: u32) -> Option<&Latencies> {
+    pub fn latencies(&self, service_id: u32) -> Option<&Buckets> {
         self.latencies.get(&service_id)
     }
 
@@ -266,7 +240,7 @@ mod tests {
         assert_eq!((total.same_backend, total.moved, total.stale_backend), (1, 1, 1));
         let latencies = seen.latencies(1).expect("five samples");
         assert_eq!(latencies.count(), 5);
-        assert_eq!(latencies.buckets[1], 5, "70 µs lies between 50 and 100");
+        assert_eq!(latencies.cumulative().next(), Some((CONNECT_EDGES[0], 5)), "70 µs lies below the first edge");
         seen.keep_services(|_| false);
         assert!(seen.latencies(1).is_none());
     }

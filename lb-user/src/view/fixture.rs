@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use lb_user::{
+use crate::{
     analysis::{
         imbalance,
         reuse::{ReuseCounts, chance_of_same},

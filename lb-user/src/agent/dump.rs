@@ -1,0 +1,248 @@
+//! `map dump`: the kernel's maps as people write addresses, straight from the kernel.
+
+use std::net::{IpAddr, SocketAddr};
+
+use lb_common::{
+    addr::{Addr, Port},
+    backend::state,
+    counter::{self, action, hook},
+    frontend::flag,
+    maps as names,
+};
+
+use crate::{
+    reconcile::Reconciler,
+    view::{MapDumpView, MapRowView, QueryError},
+};
+
+/// The most rows of one dump.
+const MAX_ROWS: usize = 100_000;
+
+fn at(addr: Addr, port: Port) -> SocketAddr {
+    SocketAddr::new(IpAddr::from(addr), port.get())
+}
+
+fn protocol(proto: u8) -> &'static str {
+    match proto {
+        lb_common::abi::TCP => "TCP",
+        lb_common::abi::UDP => "UDP",
+        _ => "?",
+    }
+}
+
+/// Reads one map.
+pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, QueryError> {
+    let kernel = reconciler.kernel();
+    let all = kernel.facts();
+    let Some(name) = all.keys().find(|known| known.eq_ignore_ascii_case(name)) else {
+        let known: Vec<&str> = all.keys().copied().collect();
+        return Err(QueryError::NotFound(format!("map `{name}`; there are {}", known.join(", "))));
+    };
+    let failed = |error: &dyn std::fmt::Display| QueryError::Failed(error.to_string());
+    // Sorted by the key itself, not by its text, so that 10.0.0.9 stands before 10.0.0.10.
+    let mut rows: Vec<(Vec<u8>, MapRowView)> = Vec::new();
+    let mut push = |order: Vec<u8>, key: String, value: String| rows.push((order, MapRowView { key, value }));
+    match *name {
+        names::FRONTENDS | names::SETS | names::LISTS | names::TABLES | names::BACKENDS | names::MEMBERS => {
+            let contents = kernel.dump().map_err(|e| failed(&e))?;
+            match *name {
+                names::FRONTENDS => {
+                    for (key, value) in contents.frontends {
+                        let kind = ["ClusterIP", "NodePort", "ExternalIP", "LoadBalancer"]
+                            [(value.flags >> flag::KIND_SHIFT & flag::KIND_MASK) as usize];
+                        let empty = if value.flags & flag::UNREACHABLE_WHEN_EMPTY == 0 {
+                            "refuse"
+                        } else {
+                            "unreachable"
+                        };
+                        push(
+                            order_of(key.addr, key.port, key.proto),
+                            format!("{}/{}", at(key.addr, key.port), protocol(key.proto)),
+                            format!(
+                                "service={} set={} kind={kind} when_empty={empty} affinity_seconds={}",
+                                value.service_id, value.set_id, value.affinity_seconds
+                            ),
+                        );
+                    }
+                }
+                names::SETS => {
+                    for (id, word) in contents.sets {
+                        push(
+                            id.to_be_bytes().to_vec(),
+                            id.to_string(),
+                            format!("list={} members={} generation={}", word.offset(), word.count(), word.generation()),
+                        );
+                    }
+                }
+                names::LISTS => {
+                    for (id, list) in contents.lists {
+                        let members: Vec<String> =
+                            list.members.iter().map(|(backend, weight)| format!("{backend}x{weight}")).collect();
+                        push(
+                            id.to_be_bytes().to_vec(),
+                            format!("set {id}"),
+                            format!("table={} slots={} members={}", list.table, list.slots, members.join(",")),
+                        );
+                    }
+                }
+                names::TABLES => {
+                    for (id, list) in contents.lists {
+                        push(
+                            id.to_be_bytes().to_vec(),
+                            format!("set {id}"),
+                            format!("offset={} slots={} digest={:016x}", list.table, list.slots, list.content),
+                        );
+                    }
+                }
+                names::BACKENDS => {
+                    for (id, backend) in contents.backends {
+                        let state = match backend.state {
+                            state::ACTIVE => "active",
+                            state::DRAINING => "draining",
+                            state::EJECTED => "ejected",
+                            _ => "unknown",
+                        };
+                        push(
+                            id.to_be_bytes().to_vec(),
+                            id.to_string(),
+                            format!(
+                                "{}/{} service={} state={state}",
+                                at(backend.addr, backend.port),
+                                protocol(backend.proto),
+                                backend.service_id
+                            ),
+                        );
+                    }
+                }
+                _ => {
+                    for member in contents.memberships {
+                        let mut order = member.set_id.to_be_bytes().to_vec();
+                        order.extend(member.backend_id.to_be_bytes());
+                        push(order, format!("set {} backend {}", member.set_id, member.backend_id), "1".to_owned());
+                    }
+                }
+            }
+        }
+        names::SERVICE_STATS => kernel
+            .service_counters(u32::MAX, |id, c| {
+                if c != lb_common::backend::ServiceCounters::default() {
+                    push(
+                        id.to_be_bytes().to_vec(),
+                        id.to_string(),
+                        format!(
+                            "connects={} rejected={} established={} closed={} failed={}",
+                            c.connects,
+                            c.rejected,
+                            c.established,
+                            c.closed,
+                            c.failed.iter().sum::<u64>()
+                        ),
+                    );
+                }
+            })
+            .map_err(|e| failed(&e))?,
+        names::BACKEND_STATS => kernel
+            .backend_counters(u32::MAX, |id, c| {
+                if c != lb_common::backend::BackendCounters::default() {
+                    push(
+                        id.to_be_bytes().to_vec(),
+                        id.to_string(),
+                        format!(
+                            "connects={} established={} failed={} closed={}",
+                            c.connects, c.established, c.failed, c.closed
+                        ),
+                    );
+                }
+            })
+            .map_err(|e| failed(&e))?,
+        names::SOCKETS => {
+            for (cookie, s) in kernel.sockets() {
+                push(
+                    cookie.to_be_bytes().to_vec(),
+                    cookie.to_string(),
+                    format!(
+                        "{}/{} client={} service={} backend={} phase={}",
+                        at(s.vip, s.vip_port),
+                        protocol(s.proto),
+                        at(s.client, s.client_port),
+                        s.service_id,
+                        s.backend_id,
+                        s.phase
+                    ),
+                );
+            }
+        }
+        names::UDP_REVERSE => {
+            for (key, r) in kernel.reverse_entries() {
+                let mut order = key.cookie.to_be_bytes().to_vec();
+                order.extend(order_of(key.addr, key.port, 0));
+                push(
+                    order,
+                    format!("{} {}", key.cookie, at(key.addr, key.port)),
+                    format!("{} backend={}", at(r.vip, r.vip_port), r.backend_id),
+                );
+            }
+        }
+        names::UDP_SOCKETS => {
+            for (cookie, head) in kernel.udp_sockets() {
+                push(
+                    cookie.to_be_bytes().to_vec(),
+                    cookie.to_string(),
+                    format!("first={} length={}", at(head.addr, head.port), head.length),
+                );
+            }
+        }
+        names::AFFINITY => {
+            for (key, a) in kernel.affinities() {
+                let client = if key.origin == 0 {
+                    let cookie = u64::from(key.client.words[1]) << 32 | u64::from(key.client.words[0]);
+                    format!("netns {cookie}")
+                } else {
+                    IpAddr::from(key.client).to_string()
+                };
+                let mut order = key.set_id.to_be_bytes().to_vec();
+                order.extend(client.bytes());
+                push(order, format!("set {} {client}", key.set_id), format!("backend={} last_ns={}", a.backend_id, a.last_ns));
+            }
+        }
+        names::OPTED_OUT => {
+            for id in kernel.opted_out() {
+                push(id.to_be_bytes().to_vec(), format!("cgroup {id}"), "1".to_owned());
+            }
+        }
+        names::COUNTERS => {
+            let counters = kernel.counters().map_err(|e| failed(&e))?;
+            for h in 0..hook::COUNT {
+                for a in 0..action::COUNT {
+                    let index = counter::index(h, a);
+                    let value = counters[index as usize];
+                    if value > 0 {
+                        push(
+                            index.to_be_bytes().to_vec(),
+                            format!("{} {}", hook::NAMES[h as usize], action::NAMES[a as usize]),
+                            value.to_string(),
+                        );
+                    }
+                }
+            }
+        }
+        other => {
+            return Err(QueryError::Invalid(format!("map {other} cannot be dumped: it is read by the agent alone")));
+        }
+    }
+    rows.sort_by(|a, b| a.0.cmp(&b.0));
+    let truncated = rows.len() > MAX_ROWS;
+    rows.truncate(MAX_ROWS);
+    Ok(MapDumpView {
+        name: (*name).to_owned(),
+        truncated,
+        rows: rows.into_iter().map(|(_, row)| row).collect(),
+    })
+}
+
+fn order_of(addr: Addr, port: Port, proto: u8) -> Vec<u8> {
+    let mut order: Vec<u8> = addr.words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+    order.extend(port.get().to_be_bytes());
+    order.push(proto);
+    order
+}

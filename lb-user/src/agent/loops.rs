@@ -1,0 +1,333 @@
+//! The agent's own loops. Each runs under `supervise`: whatever happens, it begins anew.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use aya_log::EbpfLogger;
+use tokio::{
+    io::unix::AsyncFd,
+    sync::{Mutex as AsyncMutex, mpsc},
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    addresses,
+    probe::Probe,
+    state::{Shared, lock},
+};
+use crate::{
+    analysis::window::Reading,
+    model::Update,
+    observe::{monotonic_ns, ring::Ring},
+    source::Running,
+    supervise::{Liveness, supervise},
+};
+
+/// How long updates are gathered before they are written: a burst is one plan.
+const GATHER: Duration = Duration::from_millis(2);
+/// The most updates of one gathering.
+const MOST_UPDATES: usize = 4_096;
+/// How long a round waits for input, and how soon what failed is tried again.
+const ROUND: Duration = Duration::from_secs(1);
+/// How often links are checked.
+const LINK_CHECK: Duration = Duration::from_secs(2);
+/// In how many link checks the contents are checked once.
+const CHECKS_PER_CONTENTS: u64 = 30;
+/// How often counters are read into the windows.
+const READING: Duration = Duration::from_secs(1);
+/// How often the self-probe runs while all is well, and while it is not.
+const PROBE: Duration = Duration::from_secs(10);
+const PROBE_AGAIN: Duration = Duration::from_millis(50);
+/// The most records that are taken under one lock.
+const MOST_RECORDS: usize = 4_096;
+
+type Log = EbpfLogger<&'static dyn log::Log>;
+
+/// Starts all loops.
+pub(super) fn start(
+    shared: &Arc<Shared>,
+    running: Running,
+    ring: Ring,
+    logger: Option<Log>,
+    probe: Arc<Probe>,
+    cancel: &CancellationToken,
+) {
+    let (updates, own) = mpsc::channel(16);
+    let fixed = shared.config.node_addresses.clone();
+    let mut all = vec![
+        supervise("addresses", cancel.clone(), move |liveness| {
+            let (fixed, updates) = (fixed.clone(), updates.clone());
+            async move { addresses::follow(fixed, updates, &liveness).await }
+        }),
+        {
+            let shared = shared.clone();
+            let input = Arc::new(AsyncMutex::new((running.updates, own)));
+            supervise("reconcile", cancel.clone(), move |liveness| {
+                let (shared, input) = (shared.clone(), input.clone());
+                async move { reconcile(&shared, &input, &liveness).await }
+            })
+        },
+        {
+            let shared = shared.clone();
+            supervise("repair", cancel.clone(), move |liveness| {
+                let shared = shared.clone();
+                async move { repair(&shared, &liveness).await }
+            })
+        },
+        {
+            let shared = shared.clone();
+            let ring = Arc::new(AsyncMutex::new(ring));
+            supervise("records", cancel.clone(), move |liveness| {
+                let (shared, ring) = (shared.clone(), ring.clone());
+                async move { records(&shared, &ring, &liveness).await }
+            })
+        },
+        {
+            let shared = shared.clone();
+            supervise("readings", cancel.clone(), move |liveness| {
+                let shared = shared.clone();
+                async move { readings(&shared, &liveness).await }
+            })
+        },
+        {
+            let shared = shared.clone();
+            supervise("self-probe", cancel.clone(), move |liveness| {
+                let (shared, probe) = (shared.clone(), probe.clone());
+                async move { probe_again(&shared, &probe, &liveness).await }
+            })
+        },
+    ];
+    if let Some(logger) = logger {
+        let logger = Arc::new(AsyncMutex::new(Some(logger)));
+        all.push(supervise("program log", cancel.clone(), move |liveness| {
+            let logger = logger.clone();
+            async move { program_log(&logger, &liveness).await }
+        }));
+    }
+    let mut loops = lock(&shared.loops);
+    loops.extend(all.into_iter().map(|(_, liveness)| liveness));
+}
+
+type Input = AsyncMutex<(mpsc::Receiver<Update>, mpsc::Receiver<Update>)>;
+
+/// Updates in, plans out.
+async fn reconcile(shared: &Arc<Shared>, input: &Input, liveness: &Liveness) -> Result<(), String> {
+    let mut input = input.lock().await;
+    let (source, own) = &mut *input;
+    let mut batch = Vec::new();
+    loop {
+        liveness.beat();
+        let first = timeout(ROUND, async {
+            tokio::select! {
+                update = source.recv() => update,
+                update = own.recv() => update,
+            }
+        })
+        .await;
+        match first {
+            Ok(Some(update)) => {
+                batch.push(update);
+                sleep(GATHER).await;
+                while batch.len() < MOST_UPDATES
+                    && let Ok(update) = source.try_recv().or_else(|_| own.try_recv())
+                {
+                    batch.push(update);
+                }
+            }
+            Ok(None) => return Err("the source has ended".to_owned()),
+            Err(_) => {}
+        }
+        let updates = std::mem::take(&mut batch);
+        let shared = shared.clone();
+        run_blocking(move || {
+            {
+                let mut reconciler = lock(&shared.reconciler);
+                for update in updates {
+                    reconciler.take(update);
+                }
+            }
+            shared.flush();
+            lock(&shared.reconciler).reclaim();
+        })
+        .await?;
+    }
+}
+
+/// What takes long, or may block, runs beside the runtime's own threads.
+async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())
+}
+
+/// Links every two seconds, contents every minute.
+async fn repair(shared: &Arc<Shared>, liveness: &Liveness) -> Result<(), String> {
+    let mut ticks = interval(LINK_CHECK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut round: u64 = 0;
+    loop {
+        ticks.tick().await;
+        liveness.beat();
+        round += 1;
+        let shared = shared.clone();
+        run_blocking(move || -> Result<(), String> {
+            let repaired = {
+                let mut programs = lock(&shared.programs);
+                let programs = &mut *programs;
+                programs
+                    .attachments
+                    .repair(&mut programs.object, shared.datapath_mode(), true)
+                    .map_err(|error| error.to_string())?
+            };
+            let mut reconciler = lock(&shared.reconciler);
+            if !repaired.is_empty() {
+                tracing::warn!(links = ?repaired, "links were gone or held other programs; attached again");
+                reconciler.count_repairs(repaired.len() as u64);
+            }
+            // A lost link says that somebody was at work here: the contents are looked at as well.
+            if round.is_multiple_of(CHECKS_PER_CONTENTS) || !repaired.is_empty() {
+                reconciler.check().map_err(|error| error.to_string())?;
+                let swept = reconciler.kernel_mut().sweep_reverse().map_err(|error| error.to_string())?;
+                if swept > 0 {
+                    tracing::debug!(swept, "removed reverse entries of sockets that are gone");
+                }
+                let applied: std::collections::HashSet<u32> =
+                    reconciler.applied().values().map(|service| service.service_id).collect();
+                lock(&shared.observation).keep_services(|id| applied.contains(&id));
+            }
+            Ok(())
+        })
+        .await??;
+    }
+}
+
+/// The ring buffer's records, into the observation.
+async fn records(shared: &Arc<Shared>, ring: &AsyncMutex<Ring>, liveness: &Liveness) -> Result<(), String> {
+    let mut ring = ring.lock().await;
+    loop {
+        ring.wait().await.map_err(|error| error.to_string())?;
+        liveness.beat();
+        // What ended before this moment is in the buffer by now.
+        let now = monotonic_ns();
+        while !take_records(shared, &mut ring, now) {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Takes one portion; true if the buffer is empty then.
+fn take_records(shared: &Shared, ring: &mut Ring, now_ns: u64) -> bool {
+    let mut observation = lock(&shared.observation);
+    let taken = ring.drain(MOST_RECORDS, |bytes| observation.take(bytes, &shared.usable));
+    let empty = taken < MOST_RECORDS;
+    if empty {
+        observation.advance(now_ns, &shared.usable);
+    }
+    empty
+}
+
+/// Counters of the Services with traffic, into their windows.
+async fn readings(shared: &Arc<Shared>, liveness: &Liveness) -> Result<(), String> {
+    let mut ticks = interval(READING);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        liveness.beat();
+        let shared = shared.clone();
+        run_blocking(move || read_counters(&shared)).await??;
+    }
+}
+
+fn read_counters(shared: &Shared) -> Result<(), String> {
+    let reconciler = lock(&shared.reconciler);
+    let kernel = reconciler.kernel();
+    let end = reconciler.applied().values().map(|service| service.service_id + 1).max().unwrap_or(0);
+    let mut busy: HashMap<u32, bool> = HashMap::new();
+    kernel
+        .service_counters(end, |id, counters| {
+            busy.insert(id, counters.connects > 0);
+        })
+        .map_err(|error| error.to_string())?;
+    let mut observation = lock(&shared.observation);
+    let now = monotonic_ns();
+    for service in reconciler.applied().values() {
+        if !busy.get(&service.service_id).copied().unwrap_or(false) {
+            continue;
+        }
+        for set in &service.sets {
+            let mut members = Vec::with_capacity(set.members.len());
+            for (id, weight) in &set.members {
+                let counters = kernel.backend_counter(*id).map_err(|error| error.to_string())?;
+                members.push(Reading {
+                    backend: *id,
+                    weight: u32::from(*weight),
+                    total: counters.connects,
+                });
+            }
+            observation.read_set(service.service_id, set.set_id, now, &members);
+        }
+    }
+    Ok(())
+}
+
+/// Readiness: the first synchronisation is written, and the agent's own connection passes through the datapath.
+async fn probe_again(shared: &Arc<Shared>, probe: &Arc<Probe>, liveness: &Liveness) -> Result<(), String> {
+    loop {
+        liveness.beat();
+        let (state, prober) = (shared.clone(), probe.clone());
+        let found = run_blocking(move || probe_once(&state, &prober)).await?;
+        let wait = if found.is_ok() { PROBE } else { PROBE_AGAIN };
+        {
+            let mut readiness = lock(&shared.readiness);
+            if readiness.ready.is_ok() != found.is_ok() {
+                match &found {
+                    Ok(()) => tracing::info!("ready"),
+                    Err(error) => tracing::warn!(%error, "not ready"),
+                }
+            }
+            readiness.ready = found;
+        }
+        sleep(wait).await;
+    }
+}
+
+fn probe_once(shared: &Shared, probe: &Probe) -> Result<(), String> {
+    let counted = |shared: &Shared| -> Result<Option<u64>, String> {
+        let reconciler = lock(&shared.reconciler);
+        if !reconciler.is_synced() {
+            return Err("the first synchronisation is not done".to_owned());
+        }
+        let Some(service) = reconciler.applied().get(&Probe::name()) else {
+            return Err("the self-probe's Service is not applied".to_owned());
+        };
+        let counters = reconciler.kernel().service_counter(service.service_id);
+        Ok(counters.ok().map(|c| c.connects))
+    };
+    let before = counted(shared)?;
+    if lock(&shared.readiness).unprobed.is_some() {
+        return Ok(());
+    }
+    probe.connect()?;
+    let after = counted(shared)?;
+    if before == after {
+        return Err("the self-probe's connection was not counted: the programs do not see it".to_owned());
+    }
+    Ok(())
+}
+
+/// What the programs log, for development (`--log-level trace`).
+async fn program_log(logger: &AsyncMutex<Option<Log>>, liveness: &Liveness) -> Result<(), String> {
+    let mut held = logger.lock().await;
+    let Some(inner) = held.take() else {
+        return Err("the log was lost with an earlier run of this loop".to_owned());
+    };
+    // SAFETY: the logger keeps one descriptor open for as long as it lives, and is dropped together with this.
+    let registered = unsafe { AsyncFd::register_with_interest(inner, tokio::io::Interest::READABLE) };
+    let mut log = registered.map_err(|error| error.to_string())?;
+    loop {
+        liveness.beat();
+        if let Ok(ready) = timeout(ROUND, log.readable_mut()).await {
+            let mut ready = ready.map_err(|error| error.to_string())?;
+            ready.get_inner_mut().flush();
+            ready.clear_ready();
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! The daemon: joins the rooms and runs until it is told to stop.
+//!
+//! Loops, each supervised: the source's own, addresses (→ updates), reconcile (updates → kernel), links and contents
+//! (repair), records (ring buffer → observation), readings (counters → windows), probe (readiness). They share
+//! [`state::Shared`]; none waits for another but through the channel of updates. The kernel works without any of them.
+
+mod addresses;
+mod answers;
+mod dump;
+mod explain;
+mod loops;
+mod numbers;
+mod probe;
+mod state;
+
+use std::{
+    fs,
+    sync::{Arc, Mutex},
+    time::{Instant, SystemTime},
+};
+
+use anyhow::{Context, Result, bail};
+use lb_common::maps::feature;
+use tokio::{
+    runtime::Builder,
+    signal::unix::{SignalKind, signal},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
+
+use self::state::{Programs, Readiness, Shared, Timings, lock};
+use crate::{
+    config::{self, Config, LogFormat, LogLevel, SourceSpec},
+    control::{self, ControlSocket},
+    datapath::{
+        attach::Attachments,
+        kernel::Kernel,
+        load::{self, Options, Sizes},
+        pins::Pins,
+    },
+    desired::{self, Desired},
+    doctor::owners,
+    http,
+    metrics::{DEFAULT_SERVICE_CAP, Exporter},
+    model::Kind,
+    observe::{Observation, ring::Ring},
+    reconcile::Reconciler,
+    source::{self, Running},
+    view::Mode,
+};
+
+/// Runs the agent until SIGTERM or SIGINT. In balance mode its programs stay in place, in observe mode they are detached.
+///
+/// # Errors
+/// When the datapath cannot be set up: one sentence says what is missing.
+pub fn run(config: Config) -> Result<()> {
+    start_log(&config);
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    runtime.block_on(serve(config))
+}
+
+fn start_log(config: &Config) {
+    let filter = tracing_subscriber::filter::Targets::new()
+        .with_default(config.log_level.filter())
+        // What the libraries say below a warning is of no use to an operator.
+        .with_target("hyper", tracing::Level::WARN)
+        .with_target("rustls", tracing::Level::WARN)
+        .with_target("tower", tracing::Level::WARN)
+        .with_target("kube_client", tracing::Level::WARN);
+    let base = tracing_subscriber::registry().with(filter);
+    // A second start in one process (tests) keeps the first log.
+    let _ = match config.log_format {
+        LogFormat::Text => base
+            .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false))
+            .try_init(),
+        LogFormat::Json => base
+            .with(tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr))
+            .try_init(),
+    };
+}
+
+fn refuse_other_owners(config: &Config) -> Result<()> {
+    if config.mode == Mode::Observe {
+        return Ok(());
+    }
+    let owners = owners::find(&config.bpffs);
+    if let Some(owner) = owners.found.first() {
+        bail!(
+            "{} translates Services on this node ({}); run with --mode observe beside it, or remove it first",
+            owner.name,
+            owner.trace
+        );
+    }
+    Ok(())
+}
+
+fn sizes(config: &Config) -> Sizes {
+    let defaults = Sizes::default();
+    let limits = &config.limits;
+    let scale = |default: u32, wanted: u32, base: u32| {
+        (u64::from(default) * u64::from(wanted) / u64::from(base)).clamp(1024, 1 << 24) as u32
+    };
+    Sizes {
+        frontends: limits.frontends.get(),
+        sets: limits.frontends.get().max(1024),
+        backends: limits.backends.get().max(2),
+        lists: scale(defaults.lists, limits.backends.get(), defaults.backends),
+        tables: scale(defaults.tables, limits.backends.get(), defaults.backends).max(1 << 17),
+        services: limits.frontends.get().clamp(1024, defaults.services.max(limits.frontends.get() / 2)),
+        sockets: limits.sockets.get(),
+    }
+}
+
+fn desired_config(config: &Config) -> desired::Config {
+    let mut awaited = vec![Kind::Service, Kind::Slice, Kind::Addresses];
+    if config.source == SourceSpec::Kube {
+        awaited.push(Kind::Node);
+    }
+    desired::Config {
+        node_name: config.node_name.clone(),
+        proxy_name: config.proxy_name.clone(),
+        external_ips: config.external_ips,
+        node_port_addresses: config.nodeport_addresses.clone(),
+        awaited,
+    }
+}
+
+/// Opens the pins, loads, attaches.
+fn set_up(config: &Config) -> Result<(Reconciler, Programs, aya::maps::RingBuf<aya::maps::MapData>, Pins)> {
+    if !load::is_bpffs(&config.bpffs) {
+        bail!(
+            "{} is not a BPF file system; mount one (mount -t bpf bpf {}) or name another with --bpffs",
+            config.bpffs.display(),
+            config.bpffs.display()
+        );
+    }
+    let pins = Pins::new(&config.bpffs, &config.pin_name);
+    let mode = match config.mode {
+        Mode::Balance => load::Mode::Balance,
+        Mode::Observe => load::Mode::Observe,
+    };
+    let mut features = feature::STATE;
+    if !config.opt_out_cgroups.is_empty() {
+        features |= feature::OPT_OUT;
+    }
+    let options = Options {
+        mode,
+        sizes: sizes(config),
+        features,
+        log_level: match config.log_level {
+            LogLevel::Trace => aya_log::Level::Trace as u8,
+            _ => 0,
+        },
+        follow_connections: true,
+    };
+    let mut object = load::load(&options, Some(&pins))?;
+    let (mut kernel, events) = Kernel::take(&mut object, !config.interfaces.is_empty())?;
+    let mut opted_out = Vec::new();
+    for path in &config.opt_out_cgroups {
+        let id = std::os::unix::fs::MetadataExt::ino(
+            &fs::metadata(path).with_context(|| format!("--opt-out-cgroup {}", path.display()))?,
+        );
+        kernel.opt_out(id)?;
+        opted_out.push(id);
+    }
+    kernel.opt_in_all_but(&opted_out)?;
+    let reconciler = Reconciler::new(Desired::new(desired_config(config)), kernel)?;
+
+    let mut attachments = Attachments::new(&config.cgroup, Some(pins.clone()))?;
+    for (link, done) in attachments.attach_cgroup(&mut object, mode, true)? {
+        tracing::debug!(%link, ?done, "link");
+    }
+    for interface in &config.interfaces {
+        attachments.attach_interface(&mut object, interface)?;
+    }
+    // Only now, with our links in place, may another ABI's go: no connection passes between two agents.
+    for abi in pins.other_abis().context("list the pins of other versions")? {
+        pins.with_abi(abi)
+            .remove_folder()
+            .with_context(|| format!("remove the pins of ABI {abi}"))?;
+        tracing::info!(abi, "replaced the programs and maps of another version");
+    }
+    Ok((reconciler, Programs { object, attachments }, events, pins))
+}
+
+fn start_source(config: &Config, cancel: &CancellationToken) -> Running {
+    match &config.source {
+        SourceSpec::Dir(path) => source::dir::start(path.clone(), cancel),
+        SourceSpec::Kube => source::kube::start(
+            source::kube::Options {
+                node_name: config.node_name.clone(),
+                url: config.kube_url.clone(),
+                kubeconfig: config.kubeconfig.clone(),
+                timing: source::kube::Timing::default(),
+            },
+            cancel,
+        ),
+    }
+}
+
+async fn serve(config: Config) -> Result<()> {
+    refuse_other_owners(&config)?;
+    // The lock is taken before anything is touched, and held until the process ends.
+    let pins = Pins::new(&config.bpffs, &config.pin_name);
+    if !load::is_bpffs(&config.bpffs) {
+        bail!(
+            "{} is not a BPF file system; mount one (mount -t bpf bpf {}) or name another with --bpffs",
+            config.bpffs.display(),
+            config.bpffs.display()
+        );
+    }
+    let _lock = match pins.lock() {
+        Ok(lock) => lock,
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            bail!("another agent holds {}; stop it first, or give this one another --pin-name", pins.root().display())
+        }
+        Err(error) => return Err(error).with_context(|| format!("lock {}", pins.root().display())),
+    };
+    let socket = ControlSocket::open(&config.socket)?;
+    let listener = match config.metrics_address {
+        Some(address) => Some(http::listen(address).await?),
+        None => None,
+    };
+    let (mut reconciler, mut programs, events, pins) = set_up(&config)?;
+    let logger = match config.log_level {
+        LogLevel::Trace => aya_log::EbpfLogger::init(&mut programs.object).ok(),
+        _ => None,
+    };
+    let probe = Arc::new(probe::Probe::listen(config.mode).context("listen for the self-probe")?);
+    reconciler.add_own(probe.service());
+    let ring = Ring::new(events).context("watch the ring buffer")?;
+
+    let cancel = CancellationToken::new();
+    let running = start_source(&config, &cancel);
+    let horizon_ns = config.reuse_horizon.as_nanos() as u64;
+    let mount = config::cgroup2_root().ok();
+    let inside = mount.as_deref().and_then(|mount| probe::lives_in(&config.cgroup, mount));
+    let shared = Arc::new(Shared {
+        started: SystemTime::now(),
+        began: Instant::now(),
+        kernel_release: nix::sys::utsname::uname()
+            .map(|u| u.release().to_string_lossy().into_owned())
+            .unwrap_or_default(),
+        usable: reconciler.usable(),
+        reconciler: Mutex::new(reconciler),
+        observation: Mutex::new(Observation::new(horizon_ns)),
+        programs: Mutex::new(programs),
+        source: running.status.clone(),
+        loops: Mutex::new(running.loops.clone()),
+        readiness: Mutex::new(Readiness {
+            ready: Err("the first synchronisation is not done".to_owned()),
+            unprobed: (inside == Some(false)).then(|| {
+                format!(
+                    "the self-probe is left out: the agent does not live in {}, so its own connections pass elsewhere",
+                    config.cgroup.display()
+                )
+            }),
+        }),
+        timings: Mutex::new(Timings::default()),
+        config,
+    });
+    tracing::info!(
+        mode = %shared.config.mode,
+        source = %shared.config.source,
+        cgroup = %shared.config.cgroup.display(),
+        pins = %pins.folder().display(),
+        "attached"
+    );
+
+    let tracker = TaskTracker::new();
+    loops::start(&shared, running, ring, logger, probe, &cancel);
+    tracker.spawn(control::serve(socket, shared.clone(), cancel.clone()));
+    if let Some(listener) = listener {
+        let exporter = Arc::new(Exporter::new(shared.clone(), DEFAULT_SERVICE_CAP)?);
+        let router = http::router(exporter, shared.clone(), http::HEALTH_TIMEOUT);
+        let stop = cancel.clone();
+        tracker.spawn(async move {
+            if let Err(error) = http::serve(listener, router, stop).await {
+                tracing::error!(%error, "metrics and health are not served any more");
+            }
+        });
+    }
+    tracker.close();
+
+    let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    cancel.cancel();
+    tracker.wait().await;
+    stop(&shared)
+}
+
+/// Balance keeps its pins, so that the datapath goes on; observe leaves nothing attached.
+fn stop(shared: &Shared) -> Result<()> {
+    if shared.config.mode == Mode::Observe {
+        lock(&shared.programs).attachments.detach_all()?;
+        let pins = Pins::new(&shared.config.bpffs, &shared.config.pin_name);
+        pins.remove_all().context("remove the pins")?;
+        tracing::info!("detached");
+    } else {
+        tracing::info!("stopped; the datapath goes on without the agent (`evenkeel cleanup` removes it)");
+    }
+    Ok(())
+}

@@ -1,0 +1,230 @@
+//! What is scraped, and what the health endpoints ask.
+
+use std::time::SystemTime;
+
+use lb_common::{
+    abi::ABI_VERSION,
+    backend::ServiceCounters,
+    counter::{self, action, hook},
+    event::outcome,
+};
+
+use super::{
+    answers::{count_backends, imbalance},
+    state::{Shared, lock},
+};
+use crate::{
+    http::{HealthReport, Probes},
+    metrics::{
+        BackendSample, Buckets, ConnectSample, FAILURE_REASONS, MapSample, MetricSource, ProgramSample, ServiceSample,
+        Snapshot, SyncSample, families::CONNECT_EDGES,
+    },
+    model::Kind,
+    reconcile::Reconciler,
+    view::{ServiceFilter, Timestamp},
+};
+
+/// The failures in the order of [`FAILURE_REASONS`]: the outcomes from the first failure on, then the rejected.
+fn failed(counters: &ServiceCounters) -> [u64; FAILURE_REASONS.len()] {
+    const { assert!(FAILURE_REASONS.len() == outcome::COUNT as usize) };
+    let mut failed = [0; FAILURE_REASONS.len()];
+    failed[..6].copy_from_slice(&counters.failed[1..7]);
+    failed[6] = counters.rejected;
+    failed
+}
+
+/// The pairs of hook and action that can occur, besides those that did.
+fn can_occur(hook: u32, action: u32) -> bool {
+    match hook {
+        hook::CONNECT4 | hook::CONNECT6 | hook::SENDMSG4 | hook::SENDMSG6 => action <= action::INCONSISTENT,
+        hook::RECVMSG4 | hook::RECVMSG6 | hook::GETPEERNAME4 | hook::GETPEERNAME6 => action <= action::TRANSLATED,
+        _ => false,
+    }
+}
+
+impl Shared {
+    /// Whether no change has been waiting for too long, and the node may take traffic.
+    pub(super) fn healthy(&self, reconciler: &Reconciler) -> Result<(), String> {
+        let report = self.report(reconciler);
+        if !report.is_current(crate::http::HEALTH_TIMEOUT) {
+            return Err(format!(
+                "a change has been waiting for more than {} s",
+                crate::http::HEALTH_TIMEOUT.as_secs()
+            ));
+        }
+        if !report.node_eligible {
+            return Err("the node is being deleted or drained by the autoscaler".to_owned());
+        }
+        Ok(())
+    }
+
+    fn report(&self, reconciler: &Reconciler) -> HealthReport {
+        let sync = reconciler.sync_state();
+        HealthReport {
+            time: Timestamp::from_system(SystemTime::now()),
+            last_updated: sync.last_applied.map(Timestamp::from_system),
+            pending_since: sync.pending_since.map(Timestamp::from_system),
+            node_eligible: reconciler.desired().node().is_none_or(|node| !node.leaving),
+        }
+    }
+
+    fn service_samples(&self, reconciler: &Reconciler) -> Vec<ServiceSample> {
+        let observation = lock(&self.observation);
+        let everything = ServiceFilter::default();
+        let mut samples = Vec::new();
+        for (name, service) in Self::shown(reconciler, &everything) {
+            let Ok(counters) = reconciler.kernel().service_counter(service.service_id) else {
+                continue;
+            };
+            let by_backend = if self.config.backend_metrics {
+                service
+                    .backends
+                    .iter()
+                    .filter_map(|(id, backend)| {
+                        let counters = reconciler.kernel().backend_counter(*id).ok()?;
+                        Some(BackendSample {
+                            backend: std::net::SocketAddr::new(backend.addr.into(), backend.port.get()).to_string(),
+                            connects: counters.connects,
+                        })
+                    })
+                    .collect()
+            } else {
+                Vec::new()
+            };
+            samples.push(ServiceSample {
+                namespace: name.namespace.to_string(),
+                name: name.name.to_string(),
+                connects: counters.connects,
+                failed: failed(&counters),
+                latency: observation
+                    .latencies(service.service_id)
+                    .cloned()
+                    .unwrap_or_else(|| Buckets::new(CONNECT_EDGES)),
+                active: counters.established.saturating_sub(counters.closed),
+                backends: count_backends(service),
+                imbalance: imbalance(&observation, service.service_id),
+                by_backend,
+            });
+        }
+        samples
+    }
+
+    /// Run statistics, where somebody has turned them on; the agent never does.
+    fn program_samples(&self) -> Vec<ProgramSample> {
+        let on = std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").is_ok_and(|text| text.trim() != "0");
+        if !on {
+            return Vec::new();
+        }
+        let programs = lock(&self.programs);
+        programs
+            .object
+            .programs()
+            .filter_map(|(name, program)| {
+                let info = program.info().ok()?;
+                Some(ProgramSample {
+                    program: name.to_owned(),
+                    runs: info.run_count(),
+                    run_nanoseconds: info.run_time().as_nanos() as u64,
+                })
+            })
+            .collect()
+    }
+}
+
+impl MetricSource for Shared {
+    fn snapshot(&self) -> Snapshot {
+        let reconciler = lock(&self.reconciler);
+        let counters = reconciler
+            .kernel()
+            .counters()
+            .unwrap_or_else(|_| vec![0; counter::COUNTERS as usize]);
+        let mut connects = Vec::new();
+        let mut lost = 0;
+        for h in 0..hook::COUNT {
+            for a in 0..action::COUNT {
+                let total = counters[counter::index(h, a) as usize];
+                if can_occur(h, a) {
+                    connects.push(ConnectSample {
+                        hook: hook::NAMES[h as usize],
+                        action: action::NAMES[a as usize],
+                        total,
+                    });
+                }
+            }
+            lost += counters[counter::index(h, action::RECORD_LOST) as usize];
+        }
+        let services = self.service_samples(&reconciler);
+        let maps = reconciler
+            .usage()
+            .into_iter()
+            .map(|(map, entries, max_entries)| MapSample {
+                map,
+                entries,
+                max_entries,
+            })
+            .collect();
+        let sync = reconciler.sync_state().clone();
+        let problems = reconciler.desired().problems().len() as u64;
+        drop(reconciler);
+        let (reuse, evicted, late, malformed) = {
+            let observation = lock(&self.observation);
+            let tracker = observation.reuse();
+            (tracker.total().clone(), tracker.evicted(), tracker.late(), observation.malformed)
+        };
+        let (full, change, programming) = {
+            let timings = lock(&self.timings);
+            (timings.full.clone(), timings.change.clone(), timings.programming.clone())
+        };
+        let source = self.source.snapshot();
+        let kinds = [Kind::Service, Kind::Slice, Kind::Node];
+        Snapshot {
+            time: Timestamp::from_system(SystemTime::now()),
+            version: env!("CARGO_PKG_VERSION"),
+            abi: ABI_VERSION,
+            mode: self.config.mode,
+            connects,
+            services,
+            reuse,
+            reuse_evicted: evicted,
+            network_programming: programming,
+            sync: vec![
+                SyncSample {
+                    kind: "full",
+                    durations: full,
+                },
+                SyncSample {
+                    kind: "change",
+                    durations: change,
+                },
+            ],
+            sync_last: sync.last_applied.map(Timestamp::from_system),
+            sync_last_queued: sync.last_queued.map(Timestamp::from_system),
+            source_synced: kinds
+                .into_iter()
+                .map(|kind| {
+                    let synced = source.kinds.get(&kind).and_then(|status| status.synced);
+                    (kind.as_str(), synced.map(Timestamp::from_system))
+                })
+                .collect(),
+            maps,
+            programs: self.program_samples(),
+            events_lost: vec![("ring_buffer", lost), ("late", late), ("malformed", malformed)],
+            repairs: sync.repairs,
+            problems,
+        }
+    }
+}
+
+impl Probes for Shared {
+    fn health(&self) -> HealthReport {
+        self.report(&lock(&self.reconciler))
+    }
+
+    fn live(&self) -> Result<(), String> {
+        Self::live(self)
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        lock(&self.readiness).ready.clone()
+    }
+}
