@@ -48,10 +48,15 @@ impl Output {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
             ColorChoice::Auto => {
-                io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+                io::stdout().is_terminal()
+                    && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
             }
         };
-        Self { format, headers, color }
+        Self {
+            format,
+            headers,
+            color,
+        }
     }
 
     /// True for the forms that people read.
@@ -76,7 +81,9 @@ impl Output {
     /// Writes any document in JSON or YAML.
     pub(super) fn document<T: serde::Serialize>(self, document: &T) -> Result<String, Failure> {
         if self.format == Format::Yaml {
-            serde_saphyr::to_string(document).map_err(|error| anyhow::Error::from(error).into())
+            serde_saphyr::to_string(document)
+                .map(|text| text.trim_end().to_owned() + "\n")
+                .map_err(|error| anyhow::Error::from(error).into())
         } else {
             serde_json::to_string_pretty(document)
                 .map(|text| text + "\n")
@@ -88,9 +95,13 @@ impl Output {
         let wide = self.format == Format::Wide;
         match answer {
             Answer::Status(view) => status::text(view, self),
-            Answer::ServiceList { items } => service::list(items, wide).render(self.headers, self.color),
+            Answer::ServiceList { items } => {
+                service::list(items, wide).render(self.headers, self.color)
+            }
             Answer::Service(view) => service::describe(view, self),
-            Answer::BackendList { items } => backend::list(items, wide).render(self.headers, self.color),
+            Answer::BackendList { items } => {
+                backend::list(items, wide).render(self.headers, self.color)
+            }
             Answer::Reuse(view) => reuse::text(view, self),
             Answer::TableList { items } => table::text(items, self),
             Answer::Explain(view) => explain::text(view, self),
@@ -111,13 +122,22 @@ fn names(answer: &Answer) -> Result<String, Failure> {
         Answer::Service(item) => vec![format!("service/{}/{}", item.namespace, item.name)],
         Answer::BackendList { items } => items
             .iter()
-            .map(|item| format!("backend/{}/{}", super::grid::endpoint(item.addr, item.port), item.protocol))
+            .map(|item| {
+                format!(
+                    "backend/{}/{}",
+                    super::grid::endpoint(item.addr, item.port),
+                    item.protocol
+                )
+            })
             .collect(),
         Answer::TableList { items } => items
             .iter()
             .map(|item| format!("table/{}/{}/{}", item.namespace, item.service, item.set))
             .collect(),
-        Answer::MapList { items } => items.iter().map(|item| format!("map/{}", item.name)).collect(),
+        Answer::MapList { items } => items
+            .iter()
+            .map(|item| format!("map/{}", item.name))
+            .collect(),
         _ => {
             return Err(Failure::Usage(
                 "--output name: this verb lists nothing that has a name; allowed are table, wide, json and yaml".to_owned(),

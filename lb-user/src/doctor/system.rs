@@ -12,16 +12,16 @@ pub(super) fn examine(plan: &Plan) -> Vec<Check> {
         cgroup(plan),
         bpffs(&plan.bpffs),
         capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default()),
-        jit(read("/proc/sys/net/core/bpf_jit_enable")),
+        jit(read("/proc/sys/net/core/bpf_jit_enable").as_deref()),
     ]
 }
 
 /// Settings that the agent leaves alone, and that explain what its numbers show.
 pub(super) fn neighbours() -> Vec<Check> {
     vec![
-        ports(read("/proc/sys/net/ipv4/ip_local_port_range")),
-        tw_reuse(read("/proc/sys/net/ipv4/tcp_tw_reuse")),
-        conn_reuse(read("/proc/sys/net/ipv4/vs/conn_reuse_mode")),
+        ports(read("/proc/sys/net/ipv4/ip_local_port_range").as_deref()),
+        tw_reuse(read("/proc/sys/net/ipv4/tcp_tw_reuse").as_deref()),
+        conn_reuse(read("/proc/sys/net/ipv4/vs/conn_reuse_mode").as_deref()),
         nfs(&release()),
     ]
 }
@@ -118,9 +118,9 @@ fn capabilities(status: &str) -> Check {
     }
 }
 
-fn jit(setting: Option<String>) -> Check {
+fn jit(setting: Option<&str>) -> Check {
     let wanted = "net.core.bpf_jit_enable is 1";
-    match setting.as_deref() {
+    match setting {
         Some("1" | "2") => Check::new("jit", State::Ok, "on", wanted, ""),
         Some("0") => Check::new("jit", State::Warn, "off: programs are interpreted", wanted, "sysctl -w net.core.bpf_jit_enable=1"),
         // The setting belongs to the first network namespace alone.
@@ -128,10 +128,10 @@ fn jit(setting: Option<String>) -> Check {
     }
 }
 
-fn ports(setting: Option<String>) -> Check {
+fn ports(setting: Option<&str>) -> Check {
     let id = "sysctl.ip_local_port_range";
     let wanted = "10000 or more source ports";
-    let range = setting.as_deref().and_then(|text| {
+    let range = setting.and_then(|text| {
         let mut numbers = text.split_whitespace().map(str::parse::<u32>);
         Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
     });
@@ -145,8 +145,8 @@ fn ports(setting: Option<String>) -> Check {
     }
 }
 
-fn tw_reuse(setting: Option<String>) -> Check {
-    let found = match setting.as_deref() {
+fn tw_reuse(setting: Option<&str>) -> Check {
+    let found = match setting {
         Some("0") => "0: a port waits 60 s after a close by the client",
         Some("1") => "1: a port can be used again 1 s after a close by the client",
         Some("2") => "2: as 1, on loopback only",
@@ -156,10 +156,10 @@ fn tw_reuse(setting: Option<String>) -> Check {
     Check::new("sysctl.tcp_tw_reuse", State::Ok, found, "any; it decides how soon source ports come back", "")
 }
 
-fn conn_reuse(setting: Option<String>) -> Check {
+fn conn_reuse(setting: Option<&str>) -> Check {
     let id = "sysctl.ipvs_conn_reuse_mode";
     let wanted = "IPVS not loaded, or net.ipv4.vs.conn_reuse_mode=1";
-    match setting.as_deref() {
+    match setting {
         None => Check::new(id, State::Ok, "IPVS not loaded", wanted, ""),
         Some("0") => Check::new(
             id,
@@ -224,17 +224,16 @@ mod tests {
 
     #[test]
     fn settings_are_judged() {
-        let some = |text: &str| Some(text.to_owned());
-        assert_eq!(ports(some("32768\t60999")).found, "32768 to 60999: 28232 ports");
-        assert_eq!(ports(some("32768 60999")).state, State::Ok);
-        assert_eq!(ports(some("40000 40199")).state, State::Warn);
-        assert_eq!(ports(some("junk")).state, State::Warn);
-        assert_eq!(ports(some("60999 32768")).state, State::Warn);
-        assert_eq!(conn_reuse(some("0")).state, State::Warn);
-        assert_eq!(conn_reuse(some("1")).state, State::Ok);
+        assert_eq!(ports(Some("32768\t60999")).found, "32768 to 60999: 28232 ports");
+        assert_eq!(ports(Some("32768 60999")).state, State::Ok);
+        assert_eq!(ports(Some("40000 40199")).state, State::Warn);
+        assert_eq!(ports(Some("junk")).state, State::Warn);
+        assert_eq!(ports(Some("60999 32768")).state, State::Warn);
+        assert_eq!(conn_reuse(Some("0")).state, State::Warn);
+        assert_eq!(conn_reuse(Some("1")).state, State::Ok);
         assert_eq!(conn_reuse(None).state, State::Ok);
-        assert_eq!(jit(some("0")).state, State::Warn);
-        assert_eq!(jit(some("1")).state, State::Ok);
+        assert_eq!(jit(Some("0")).state, State::Warn);
+        assert_eq!(jit(Some("1")).state, State::Ok);
         assert_eq!(nfs("6.1.0-31").state, State::Warn);
         assert_eq!(nfs("6.6.1").state, State::Ok);
     }

@@ -22,15 +22,26 @@ struct Told {
 
 impl Probes for Told {
     fn health(&self) -> HealthReport {
-        *self.report.lock().expect("no test panics while it holds this")
+        *self
+            .report
+            .lock()
+            .expect("no test panics while it holds this")
     }
 
     fn live(&self) -> Result<(), String> {
-        if self.live { Ok(()) } else { Err("the reconcile loop has stopped".into()) }
+        if self.live {
+            Ok(())
+        } else {
+            Err("the reconcile loop has stopped".into())
+        }
     }
 
     fn ready(&self) -> Result<(), String> {
-        if self.ready { Ok(()) } else { Err("the self-probe found no frontend".into()) }
+        if self.ready {
+            Ok(())
+        } else {
+            Err("the self-probe found no frontend".into())
+        }
     }
 }
 
@@ -80,12 +91,20 @@ fn well() -> Told {
 async fn ask(told: Told, method: Method, path: &str) -> (u16, String, String) {
     let told = Arc::new(told);
     let exporter = Exporter::new(told.clone(), 10).expect("the families are sound");
-    let listener = listen(([127, 0, 0, 1], 0).into()).await.expect("a free port");
+    let listener = listen(([127, 0, 0, 1], 0).into())
+        .await
+        .expect("a free port");
     let address = listener.local_addr().expect("it is bound");
     let stop = CancellationToken::new();
-    let served = tokio::spawn(serve(listener, router(Arc::new(exporter), told, HEALTH_TIMEOUT), stop.clone()));
+    let served = tokio::spawn(serve(
+        listener,
+        router(Arc::new(exporter), told, HEALTH_TIMEOUT),
+        stop.clone(),
+    ));
 
-    let stream = TcpStream::connect(address).await.expect("the server listens");
+    let stream = TcpStream::connect(address)
+        .await
+        .expect("the server listens");
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .expect("it speaks HTTP");
@@ -98,15 +117,27 @@ async fn ask(told: Told, method: Method, path: &str) -> (u16, String, String) {
         .expect("a request");
     let response = sender.send_request(request).await.expect("an answer");
     let status = response.status().as_u16();
-    let kind = response.headers().get("content-type").map_or_else(String::new, |value| {
-        value.to_str().expect("text").to_owned()
-    });
-    let body = response.into_body().collect().await.expect("the whole body").to_bytes();
+    let kind = response
+        .headers()
+        .get("content-type")
+        .map_or_else(String::new, |value| {
+            value.to_str().expect("text").to_owned()
+        });
+    let body = response
+        .into_body()
+        .collect()
+        .await
+        .expect("the whole body")
+        .to_bytes();
     drop(sender);
     stop.cancel();
     served.await.expect("no panic").expect("an orderly end");
     driver.await.expect("no panic").expect("an orderly end");
-    (status, kind, String::from_utf8(body.to_vec()).expect("text"))
+    (
+        status,
+        kind,
+        String::from_utf8(body.to_vec()).expect("text"),
+    )
 }
 
 async fn status(told: Told, path: &str) -> u16 {
@@ -129,7 +160,10 @@ fn leaving() -> Told {
 async fn metrics_are_the_text_format_exactly() {
     let (status, kind, body) = ask(well(), Method::GET, "/metrics").await;
     assert_eq!((status, kind.as_str()), (200, "text/plain; version=0.0.4"));
-    assert!(body.contains("evenkeel_build_info{version=\"0.1.0\",abi=\"1\"} 1\n"), "{body}");
+    assert!(
+        body.contains("evenkeel_build_info{version=\"0.1.0\",abi=\"1\"} 1\n"),
+        "{body}"
+    );
 }
 
 #[tokio::test]
@@ -158,12 +192,24 @@ async fn a_leaving_node_is_unhealthy_but_alive() {
 
 #[tokio::test]
 async fn a_dead_loop_and_a_failed_probe_say_why() {
-    let dead = Told { live: false, ..well() };
+    let dead = Told {
+        live: false,
+        ..well()
+    };
     let (status, _, body) = ask(dead, Method::GET, "/livez").await;
-    assert_eq!((status, body.as_str()), (503, "the reconcile loop has stopped\n"));
-    let unready = Told { ready: false, ..well() };
+    assert_eq!(
+        (status, body.as_str()),
+        (503, "the reconcile loop has stopped\n")
+    );
+    let unready = Told {
+        ready: false,
+        ..well()
+    };
     let (status, _, body) = ask(unready, Method::GET, "/readyz").await;
-    assert_eq!((status, body.as_str()), (503, "the self-probe found no frontend\n"));
+    assert_eq!(
+        (status, body.as_str()),
+        (503, "the self-probe found no frontend\n")
+    );
     assert_eq!(ask(well(), Method::GET, "/readyz").await.0, 200);
 }
 
@@ -179,8 +225,50 @@ async fn nothing_else_is_served_and_nothing_can_be_written() {
 
 #[tokio::test]
 async fn an_address_in_use_is_named() {
-    let taken = listen(([127, 0, 0, 1], 0).into()).await.expect("a free port");
+    let taken = listen(([127, 0, 0, 1], 0).into())
+        .await
+        .expect("a free port");
     let address = taken.local_addr().expect("it is bound");
     let error = listen(address).await.expect_err("it is taken").to_string();
-    assert!(error.starts_with(&format!("--metrics-address {address}: ")), "{error}");
+    assert!(
+        error.starts_with(&format!("--metrics-address {address}: ")),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_client_that_never_finishes_does_not_keep_the_agent_from_stopping() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let told = Arc::new(well());
+    let exporter = Exporter::new(told.clone(), 10).expect("the families are sound");
+    let listener = listen(([127, 0, 0, 1], 0).into())
+        .await
+        .expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    let stop = CancellationToken::new();
+    let served = tokio::spawn(serve(
+        listener,
+        router(Arc::new(exporter), told, HEALTH_TIMEOUT),
+        stop.clone(),
+    ));
+    let mut stream = TcpStream::connect(address)
+        .await
+        .expect("the server listens");
+    // One whole request, so that the connection is known to be served, and half of another.
+    stream
+        .write_all(b"GET /readyz HTTP/1.1\r\nhost: a\r\n\r\nGET /metrics HTTP/1.1\r\n")
+        .await
+        .expect("it listens");
+    let mut byte = [0; 1];
+    stream
+        .read_exact(&mut byte)
+        .await
+        .expect("the first answer");
+    stop.cancel();
+    tokio::time::timeout(GRACE * 5, served)
+        .await
+        .expect("it stops in time")
+        .expect("no panic")
+        .expect("an orderly end");
 }
