@@ -141,7 +141,9 @@ impl FromStr for NodePortAddresses {
                 .map(|block| block.trim().parse())
                 .collect::<Result<_, String>>()
                 .map(Self::Within)
-                .map_err(|error| format!("{error}; allowed are primary, all and a list of blocks such as 10.0.0.0/8,fd00::/8")),
+                .map_err(|error| {
+                    format!("{error}; allowed are primary, all and a list of blocks such as 10.0.0.0/8,fd00::/8")
+                }),
         }
     }
 }
@@ -240,7 +242,9 @@ pub enum CgroupError {
     #[error("/proc/self/mountinfo: {0}")]
     Mounts(#[source] io::Error),
     /// No cgroup v2 is mounted.
-    #[error("no cgroup v2 file system is mounted; mount one (mount -t cgroup2 none /sys/fs/cgroup) or name a cgroup with --cgroup")]
+    #[error(
+        "no cgroup v2 file system is mounted; mount one (mount -t cgroup2 none /sys/fs/cgroup) or name a cgroup with --cgroup"
+    )]
     Absent,
 }
 
@@ -267,13 +271,17 @@ fn cgroup2_in(mountinfo: &str) -> Option<PathBuf> {
 /// Undoes the mount table's octal escapes (space, tab, newline, backslash).
 fn unescape(text: &str) -> PathBuf {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    let plain = escapes.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
+    let plain = escapes
+        .iter()
+        .fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
     PathBuf::from(plain)
 }
 
 /// Reads a pin folder's name: one plain component.
 pub fn parse_pin_name(text: &str) -> Result<String, String> {
-    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    let plain = text
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
     if text.is_empty() || text.len() > 64 || !plain {
         return Err("allowed are 1 to 64 letters, digits, `-` and `_`".to_owned());
     }
@@ -313,7 +321,10 @@ mod tests {
     #[test]
     fn sources_are_read_and_written_alike() {
         for text in ["dir:/etc/manifests", "dir:rel/a:b", "kube"] {
-            assert_eq!(text.parse::<SourceSpec>().map(|spec| spec.to_string()), Ok(text.to_owned()));
+            assert_eq!(
+                text.parse::<SourceSpec>().map(|spec| spec.to_string()),
+                Ok(text.to_owned())
+            );
         }
         for text in ["", "dir", "dir:", "kube:", "file:/x", "/etc/manifests"] {
             assert!(text.parse::<SourceSpec>().is_err(), "{text}");
@@ -332,7 +343,14 @@ mod tests {
         assert!(!block("192.0.2.7/32").contains(addr("192.0.2.6")));
         assert!(block("fd00::/8").contains(addr("fdff::1")));
         assert!(block("::/0").contains(addr("2001:db8::1")));
-        for text in ["10.0.0.0", "10.0.0.0/33", "fd00::/129", "x/8", "10.0.0.0/", "10.0.0.0/-1"] {
+        for text in [
+            "10.0.0.0",
+            "10.0.0.0/33",
+            "fd00::/129",
+            "x/8",
+            "10.0.0.0/",
+            "10.0.0.0/-1",
+        ] {
             assert!(text.parse::<Cidr>().is_err(), "{text}");
         }
     }
@@ -356,9 +374,13 @@ mod tests {
         assert_eq!(cgroup2_in(hybrid), Some("/sys/fs/cgroup/unified".into()));
         let unified = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
         assert_eq!(cgroup2_in(unified), Some("/sys/fs/cgroup".into()));
-        let part_first = "30 23 0:26 /kubepods /part rw - cgroup2 none rw\n31 23 0:26 / /a\\040b rw - cgroup2 none rw\n";
+        let part_first =
+            "30 23 0:26 /kubepods /part rw - cgroup2 none rw\n31 23 0:26 / /a\\040b rw - cgroup2 none rw\n";
         assert_eq!(cgroup2_in(part_first), Some("/a b".into()));
-        assert_eq!(cgroup2_in("27 25 0:24 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"), None);
+        assert_eq!(
+            cgroup2_in("27 25 0:24 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"),
+            None
+        );
         assert_eq!(cgroup2_in("garbage\n\n - \n"), None);
     }
 

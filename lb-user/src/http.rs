@@ -46,8 +46,7 @@ pub struct HealthReport {
 impl HealthReport {
     /// Whether no change has been waiting for longer than `timeout`.
     pub fn is_current(&self, timeout: Duration) -> bool {
-        self.pending_since
-            .is_none_or(|since| self.time.since(since) <= timeout)
+        self.pending_since.is_none_or(|since| self.time.since(since) <= timeout)
     }
 }
 
@@ -110,11 +109,7 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, ListenError> {
 }
 
 /// Serves until `stop` is cancelled; requests under way then have [`GRACE`] to end.
-pub async fn serve(
-    listener: TcpListener,
-    router: Router,
-    stop: CancellationToken,
-) -> io::Result<()> {
+pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
     let served = axum::serve(listener, router)
         .with_graceful_shutdown(stop.clone().cancelled_owned())
         .into_future();
@@ -131,11 +126,7 @@ async fn metrics(State(shared): State<Shared>) -> Response {
     // The snapshot reads kernel maps.
     let encoded = spawn_blocking(move || shared.exporter.encode()).await;
     match encoded {
-        Ok(Ok(text)) => (
-            [(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE))],
-            text,
-        )
-            .into_response(),
+        Ok(Ok(text)) => ([(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE))], text).into_response(),
         Ok(Err(error)) => failed(&error),
         Err(error) => failed(&error),
     }
@@ -152,10 +143,7 @@ fn failed(error: &dyn std::error::Error) -> Response {
 
 async fn healthz(State(shared): State<Shared>) -> Response {
     let report = shared.probes.health();
-    health(
-        &report,
-        report.node_eligible && report.is_current(shared.timeout),
-    )
+    health(&report, report.node_eligible && report.is_current(shared.timeout))
 }
 
 async fn livez(State(shared): State<Shared>) -> Response {

@@ -51,11 +51,7 @@ impl Served {
         let socket = runtime
             .block_on(async { ControlSocket::open(&folder.path().join("agent.sock")) })
             .expect("the socket opens");
-        runtime.spawn(serve(
-            socket,
-            Arc::new(Fixture { ready }),
-            CancellationToken::new(),
-        ));
+        runtime.spawn(serve(socket, Arc::new(Fixture { ready }), CancellationToken::new()));
         Self {
             folder,
             _runtime: runtime,
@@ -147,14 +143,8 @@ fn bad_flags_end_with_two_and_name_the_flag_and_what_is_allowed() {
             &["explain", "10.0.0.1", "10.96.0.1"],
             &["VIP:PORT", "10.96.0.1", "ADDR:PORT"],
         ),
-        (
-            &["explain", "10.0.0.1", "10.96.0.1:0"],
-            &["VIP:PORT", "10.96.0.1:0"],
-        ),
-        (
-            &["service", "get", "A/B"],
-            &["SERVICE", "A/B", "NAMESPACE/NAME"],
-        ),
+        (&["explain", "10.0.0.1", "10.96.0.1:0"], &["VIP:PORT", "10.96.0.1:0"]),
+        (&["service", "get", "A/B"], &["SERVICE", "A/B", "NAMESPACE/NAME"]),
         (&["backend", "list", "web", "-n", "shop"], &["--namespace"]),
         (&["status", "-o", "xml"], &["--output", "xml", "json"]),
         (&["status", "--timeout", "5"], &["--wait"]),
@@ -175,25 +165,15 @@ fn an_agent_answers_over_its_socket() {
     let served = Served::start(true);
     let listed = served.ask(&["service", "list", "-n", "shop", "--no-headers"]);
     assert_eq!(code(&listed), Some(0), "{}", stderr(&listed));
-    assert!(
-        stdout(&listed).starts_with("shop   web"),
-        "{}",
-        stdout(&listed)
-    );
+    assert!(stdout(&listed).starts_with("shop   web"), "{}", stdout(&listed));
 
     let got = stdout(&served.ask(&["service", "get", "shop/web"]));
-    assert!(
-        got.contains("10.96.7.7:80") && got.contains("[fd00::7]:8080"),
-        "{got}"
-    );
+    assert!(got.contains("10.96.7.7:80") && got.contains("[fd00::7]:8080"), "{got}");
 
     let json = served.ask(&["reuse", "-o", "json"]);
     let value: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
     assert_eq!(
-        (
-            value["schemaVersion"].as_u64(),
-            value["sameBackend"].as_u64()
-        ),
+        (value["schemaVersion"].as_u64(), value["sameBackend"].as_u64()),
         (Some(1), Some(640))
     );
 
@@ -249,26 +229,12 @@ fn cleanup_refuses_beside_an_agent_and_removes_what_is_left() {
 
     let refused = served.ask(&["cleanup", "--bpffs", bpffs]);
     assert_eq!(code(&refused), Some(1));
-    assert!(
-        stderr(&refused).contains("stop it first"),
-        "{}",
-        stderr(&refused)
-    );
+    assert!(stderr(&refused).contains("stop it first"), "{}", stderr(&refused));
     assert!(pins.exists());
 
-    let args = [
-        "--socket",
-        "/nonexistent/agent.sock",
-        "cleanup",
-        "--bpffs",
-        bpffs,
-    ];
+    let args = ["--socket", "/nonexistent/agent.sock", "cleanup", "--bpffs", bpffs];
     let planned = evenkeel(&[&args[..], &["--dry-run"]].concat());
-    assert!(
-        stdout(&planned).starts_with("would remove "),
-        "{}",
-        stdout(&planned)
-    );
+    assert!(stdout(&planned).starts_with("would remove "), "{}", stdout(&planned));
     assert!(pins.exists());
     let done = evenkeel(&args);
     assert_eq!(code(&done), Some(0), "{}", stderr(&done));
@@ -305,11 +271,7 @@ fn doctor_judges_every_check_and_its_exit_code_follows() {
     assert_eq!(code(&output), Some(1));
     for check in checks {
         let fine = check["state"] == "ok";
-        assert_eq!(
-            check["hint"].is_null(),
-            fine,
-            "{check}: a hint where it is needed"
-        );
+        assert_eq!(check["hint"].is_null(), fine, "{check}: a hint where it is needed");
     }
 }
 

@@ -76,8 +76,7 @@ fn ln_gamma(mut a: f64) -> f64 {
     }
     let inverse = 1.0 / a;
     let square = inverse * inverse;
-    let series = inverse
-        * (1.0 / 12.0 - square * (1.0 / 360.0 - square * (1.0 / 1260.0 - square * (1.0 / 1680.0))));
+    let series = inverse * (1.0 / 12.0 - square * (1.0 / 360.0 - square * (1.0 / 1260.0 - square * (1.0 / 1680.0))));
     (a - 0.5) * a.ln() - a + 0.5 * (2.0 * std::f64::consts::PI).ln() + series - shift
 }
 

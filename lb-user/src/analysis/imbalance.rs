@@ -46,10 +46,7 @@ pub struct Imbalance {
 
 /// Judges (weight, count) pairs; pairs of weight 0 are not eligible and do not take part.
 pub fn by_weight(pairs: impl IntoIterator<Item = (u32, u64)>) -> Imbalance {
-    let eligible: Vec<(u32, u64)> = pairs
-        .into_iter()
-        .filter(|&(weight, _)| weight > 0)
-        .collect();
+    let eligible: Vec<(u32, u64)> = pairs.into_iter().filter(|&(weight, _)| weight > 0).collect();
     let weights: f64 = eligible.iter().map(|&(weight, _)| f64::from(weight)).sum();
     let n = eligible
         .iter()
@@ -79,13 +76,9 @@ pub fn of_shares(shares: &[Share]) -> Imbalance {
         .map(|share| share.observed as f64 / share.expected)
         .reduce(f64::max);
     let degrees = u32::try_from(shares.len().saturating_sub(1)).unwrap_or(u32::MAX);
-    let insufficient =
-        shares.is_empty() || shares.iter().any(|share| share.expected < MIN_EXPECTED);
+    let insufficient = shares.is_empty() || shares.iter().any(|share| share.expected < MIN_EXPECTED);
     let p_upper = chi_square::upper_tail(degrees, chi_square);
-    let worst = compared
-        .iter()
-        .map(|share| deviation(share).abs())
-        .fold(0.0, f64::max);
+    let worst = compared.iter().map(|share| deviation(share).abs()).fold(0.0, f64::max);
     Imbalance {
         n,
         backends: shares.len(),

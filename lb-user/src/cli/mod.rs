@@ -40,9 +40,7 @@ use crate::{
     propagate_version = false,
     disable_help_subcommand = true
 )]
-#[command(
-    after_help = "Exit codes: 0 fine, 1 found a problem, 2 usage, 3 the agent is unreachable."
-)]
+#[command(after_help = "Exit codes: 0 fine, 1 found a problem, 2 usage, 3 the agent is unreachable.")]
 struct Cli {
     #[command(flatten)]
     global: Global,

@@ -48,15 +48,10 @@ impl Output {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
             ColorChoice::Auto => {
-                io::stdout().is_terminal()
-                    && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+                io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
             }
         };
-        Self {
-            format,
-            headers,
-            color,
-        }
+        Self { format, headers, color }
     }
 
     /// True for the forms that people read.
@@ -95,13 +90,9 @@ impl Output {
         let wide = self.format == Format::Wide;
         match answer {
             Answer::Status(view) => status::text(view, self),
-            Answer::ServiceList { items } => {
-                service::list(items, wide).render(self.headers, self.color)
-            }
+            Answer::ServiceList { items } => service::list(items, wide).render(self.headers, self.color),
             Answer::Service(view) => service::describe(view, self),
-            Answer::BackendList { items } => {
-                backend::list(items, wide).render(self.headers, self.color)
-            }
+            Answer::BackendList { items } => backend::list(items, wide).render(self.headers, self.color),
             Answer::Reuse(view) => reuse::text(view, self),
             Answer::TableList { items } => table::text(items, self),
             Answer::Explain(view) => explain::text(view, self),
@@ -134,17 +125,20 @@ fn names(answer: &Answer) -> Result<String, Failure> {
             .iter()
             .map(|item| format!("table/{}/{}/{}", item.namespace, item.service, item.set))
             .collect(),
-        Answer::MapList { items } => items
-            .iter()
-            .map(|item| format!("map/{}", item.name))
-            .collect(),
+        Answer::MapList { items } => items.iter().map(|item| format!("map/{}", item.name)).collect(),
         _ => {
             return Err(Failure::Usage(
-                "--output name: this verb lists nothing that has a name; allowed are table, wide, json and yaml".to_owned(),
+                "--output name: this verb lists nothing that has a name; allowed are table, wide, json and yaml"
+                    .to_owned(),
             ));
         }
     };
-    Ok(lines.into_iter().map(|line| line + "\n").collect())
+    Ok(one_a_line(lines))
+}
+
+/// Ends each text with a line break.
+pub(super) fn one_a_line(texts: impl IntoIterator<Item = String>) -> String {
+    texts.into_iter().map(|text| text + "\n").collect()
 }
 
 /// Writes to standard output; a reader that went away (`| head`) is no error.

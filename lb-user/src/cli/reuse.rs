@@ -50,10 +50,7 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
     line("Connections:", view.connections.to_string());
     line(
         "Reuses:",
-        format!(
-            "{} within {} s of the previous close",
-            view.total, view.horizon_seconds
-        ),
+        format!("{} within {} s of the previous close", view.total, view.horizon_seconds),
     );
     line(
         "Outcome:",
@@ -72,10 +69,7 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
     );
     line(
         "Overlaps:",
-        format!(
-            "{} (a use began while another was open; not reuses)",
-            view.overlap
-        ),
+        format!("{} (a use began while another was open; not reuses)", view.overlap),
     );
     line(
         "Tracked:",
@@ -102,11 +96,7 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
         // The blank keeps an empty bar from being marked as an absent value.
         grid.row(
             Tone::Plain,
-            [
-                edge,
-                bucket.count.to_string(),
-                format!(" {}", "█".repeat(length)),
-            ],
+            [edge, bucket.count.to_string(), format!(" {}", "█".repeat(length))],
         );
     }
     out.push_str(&grid.render(output.headers, output.color));
@@ -138,9 +128,7 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
                     service.stale_backend.to_string(),
                     service.overlap.to_string(),
                     service.same_share.map_or_else(String::new, percent),
-                    service
-                        .expected_same_share
-                        .map_or_else(String::new, percent),
+                    service.expected_same_share.map_or_else(String::new, percent),
                 ],
             );
         }

@@ -18,12 +18,7 @@ fn answers() -> Vec<(&'static str, Answer)> {
     let filter = ServiceFilter::default();
     [
         ("status", Query::Status {}),
-        (
-            "services",
-            Query::Services {
-                filter: filter.clone(),
-            },
-        ),
+        ("services", Query::Services { filter: filter.clone() }),
         (
             "service",
             Query::Service {
@@ -31,12 +26,7 @@ fn answers() -> Vec<(&'static str, Answer)> {
                 name: name.clone(),
             },
         ),
-        (
-            "backends",
-            Query::Backends {
-                filter: filter.clone(),
-            },
-        ),
+        ("backends", Query::Backends { filter: filter.clone() }),
         ("reuse", Query::Reuse { filter }),
         ("table", Query::Table { namespace, name }),
         (
@@ -56,12 +46,7 @@ fn answers() -> Vec<(&'static str, Answer)> {
             },
         ),
     ]
-    .map(|(name, query)| {
-        (
-            name,
-            query.ask(&AGENT).expect("the fixture answers everything"),
-        )
-    })
+    .map(|(name, query)| (name, query.ask(&AGENT).expect("the fixture answers everything")))
     .into()
 }
 
@@ -88,10 +73,7 @@ fn tables_are_for_eyes() {
 fn json_is_a_contract() {
     for (name, answer) in answers() {
         let text = output(Format::Json).render(&answer).expect("JSON");
-        assert!(
-            text.starts_with("{\n  \"schemaVersion\": 1,\n  \"kind\": "),
-            "{name}"
-        );
+        assert!(text.starts_with("{\n  \"schemaVersion\": 1,\n  \"kind\": "), "{name}");
         insta::assert_snapshot!(format!("json_{name}"), text);
     }
 }
@@ -115,10 +97,7 @@ fn names_are_one_a_line_or_refused() {
             Ok(text) => all.push_str(&text),
             Err(failure) => {
                 assert_eq!(failure.code(), 2, "{name}");
-                assert!(
-                    ["status", "reuse", "explain", "map_dump"].contains(&name),
-                    "{name}"
-                );
+                assert!(["status", "reuse", "explain", "map_dump"].contains(&name), "{name}");
             }
         }
     }
@@ -131,12 +110,7 @@ fn headers_and_colours_can_be_had_and_left() {
         items: AGENT.services(&ServiceFilter::default()).expect("two"),
     };
     let bare = Output::new(Format::Table, false, ColorChoice::Never);
-    assert!(
-        !bare
-            .render(&services)
-            .expect("a table")
-            .contains("NAMESPACE")
-    );
+    assert!(!bare.render(&services).expect("a table").contains("NAMESPACE"));
     let coloured = Output::new(Format::Table, true, ColorChoice::Always)
         .render(&services)
         .expect("a table");
@@ -175,13 +149,8 @@ fn a_table_survives_an_agent_with_nothing() {
     explain.candidates.clear();
     explain.service = None;
     explain.verdict = crate::view::Verdict::Passed;
-    let text = output(Format::Table)
-        .render(&Answer::Explain(explain))
-        .expect("text");
-    assert!(
-        text.starts_with("10.244.0.9 → 10.96.7.7:80/TCP: passed\n"),
-        "{text}"
-    );
+    let text = output(Format::Table).render(&Answer::Explain(explain)).expect("text");
+    assert!(text.starts_with("10.244.0.9 → 10.96.7.7:80/TCP: passed\n"), "{text}");
 }
 
 #[test]
@@ -196,14 +165,10 @@ fn every_agent_flag_has_its_environment_variable() {
     for arg in agent.get_arguments().filter(|arg| arg.get_id() != "help") {
         let long = arg.get_long().expect("every flag has a long name");
         let wanted = format!("EVENKEEL_{}", long.to_uppercase().replace('-', "_"));
-        let found = arg
-            .get_env()
-            .map(|name| name.to_string_lossy().into_owned());
+        let found = arg.get_env().map(|name| name.to_string_lossy().into_owned());
         assert_eq!(found.as_deref(), Some(wanted.as_str()), "--{long}");
     }
-    let socket = command
-        .get_arguments()
-        .find(|arg| arg.get_long() == Some("socket"));
+    let socket = command.get_arguments().find(|arg| arg.get_long() == Some("socket"));
     assert!(socket.is_some_and(|arg| arg.get_env().is_some()));
 }
 
@@ -216,20 +181,15 @@ fn every_verb_has_help_with_examples() {
     while let Some(page) = pages.pop() {
         let mut found = &mut command;
         for verb in page.split_whitespace() {
-            found = found
-                .find_subcommand_mut(verb)
-                .expect("a verb that was listed");
+            found = found.find_subcommand_mut(verb).expect("a verb that was listed");
         }
-        for verb in found
-            .get_subcommands()
-            .map(|verb| verb.get_name().to_owned())
-        {
+        for verb in found.get_subcommands().map(|verb| verb.get_name().to_owned()) {
             pages.push(format!("{page} {verb}"));
         }
         if !page.is_empty() {
             let help = found.clone().term_width(100).render_long_help().to_string();
             assert!(help.contains("Example"), "evenkeel{page}: no example");
-            text += &format!("\n=== evenkeel{page}\n{help}");
+            text.extend(["\n=== evenkeel", &page, "\n", &help]);
         }
     }
     // The environment of whoever runs the tests is not part of the help.

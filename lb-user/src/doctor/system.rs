@@ -45,7 +45,13 @@ fn kernel(release: &str) -> Check {
         Some(version) if version >= (6, 1) => State::Ok,
         _ => State::Fail,
     };
-    Check::new("kernel", state, release, "6.1 or newer", "upgrade the node's kernel: older ones lack bpf_set_retval at the connect hooks")
+    Check::new(
+        "kernel",
+        state,
+        release,
+        "6.1 or newer",
+        "upgrade the node's kernel: older ones lack bpf_set_retval at the connect hooks",
+    )
 }
 
 fn btf(path: &Path) -> Check {
@@ -54,7 +60,13 @@ fn btf(path: &Path) -> Check {
     } else {
         (State::Fail, "absent".to_owned())
     };
-    Check::new("btf", state, found, "/sys/kernel/btf/vmlinux", "use a kernel built with CONFIG_DEBUG_INFO_BTF")
+    Check::new(
+        "btf",
+        state,
+        found,
+        "/sys/kernel/btf/vmlinux",
+        "use a kernel built with CONFIG_DEBUG_INFO_BTF",
+    )
 }
 
 fn cgroup(plan: &Plan) -> Check {
@@ -65,7 +77,15 @@ fn cgroup(plan: &Plan) -> Check {
     };
     let path = match path {
         Ok(path) => path,
-        Err(error) => return Check::new("cgroup2", State::Fail, error.to_string(), wanted, "mount -t cgroup2 none /sys/fs/cgroup"),
+        Err(error) => {
+            return Check::new(
+                "cgroup2",
+                State::Fail,
+                error.to_string(),
+                wanted,
+                "mount -t cgroup2 none /sys/fs/cgroup",
+            );
+        }
     };
     match config::is_cgroup2(&path) {
         Ok(true) => Check::new("cgroup2", State::Ok, path.display().to_string(), wanted, ""),
@@ -76,7 +96,13 @@ fn cgroup(plan: &Plan) -> Check {
             wanted,
             "name a directory of the cgroup v2 hierarchy with --cgroup",
         ),
-        Err(error) => Check::new("cgroup2", State::Fail, format!("{}: {error}", path.display()), wanted, "name a directory that exists with --cgroup"),
+        Err(error) => Check::new(
+            "cgroup2",
+            State::Fail,
+            format!("{}: {error}", path.display()),
+            wanted,
+            "name a directory that exists with --cgroup",
+        ),
     }
 }
 
@@ -114,7 +140,13 @@ fn capabilities(status: &str) -> Check {
     if missing.is_empty() {
         Check::new("capabilities", State::Ok, named(true), wanted, "")
     } else {
-        Check::new("capabilities", State::Fail, format!("missing {missing}"), wanted, "run as root, or add the missing capabilities to the container")
+        Check::new(
+            "capabilities",
+            State::Fail,
+            format!("missing {missing}"),
+            wanted,
+            "run as root, or add the missing capabilities to the container",
+        )
     }
 }
 
@@ -122,9 +154,21 @@ fn jit(setting: Option<&str>) -> Check {
     let wanted = "net.core.bpf_jit_enable is 1";
     match setting {
         Some("1" | "2") => Check::new("jit", State::Ok, "on", wanted, ""),
-        Some("0") => Check::new("jit", State::Warn, "off: programs are interpreted", wanted, "sysctl -w net.core.bpf_jit_enable=1"),
+        Some("0") => Check::new(
+            "jit",
+            State::Warn,
+            "off: programs are interpreted",
+            wanted,
+            "sysctl -w net.core.bpf_jit_enable=1",
+        ),
         // The setting belongs to the first network namespace alone.
-        _ => Check::new("jit", State::Warn, "not visible from this network namespace", wanted, "run the doctor in the host's network namespace"),
+        _ => Check::new(
+            "jit",
+            State::Warn,
+            "not visible from this network namespace",
+            wanted,
+            "run the doctor in the host's network namespace",
+        ),
     }
 }
 
@@ -139,9 +183,21 @@ fn ports(setting: Option<&str>) -> Check {
         Some((first, last)) => {
             let count = (last + 1).saturating_sub(first);
             let state = if count >= 10_000 { State::Ok } else { State::Warn };
-            Check::new(id, state, format!("{first} to {last}: {count} ports"), wanted, "few ports are reused soon: widen the range, or expect reuse within TIME_WAIT")
+            Check::new(
+                id,
+                state,
+                format!("{first} to {last}: {count} ports"),
+                wanted,
+                "few ports are reused soon: widen the range, or expect reuse within TIME_WAIT",
+            )
         }
-        None => Check::new(id, State::Warn, "cannot be read", wanted, "run the doctor in the host's network namespace"),
+        None => Check::new(
+            id,
+            State::Warn,
+            "cannot be read",
+            wanted,
+            "run the doctor in the host's network namespace",
+        ),
     }
 }
 
@@ -153,7 +209,13 @@ fn tw_reuse(setting: Option<&str>) -> Check {
         _ => "cannot be read",
     };
     // For the reader's eyes: each value is sound, and says how soon ports come back.
-    Check::new("sysctl.tcp_tw_reuse", State::Ok, found, "any; it decides how soon source ports come back", "")
+    Check::new(
+        "sysctl.tcp_tw_reuse",
+        State::Ok,
+        found,
+        "any; it decides how soon source ports come back",
+        "",
+    )
 }
 
 fn conn_reuse(setting: Option<&str>) -> Check {
@@ -218,7 +280,10 @@ mod tests {
         assert_eq!(capabilities(all).state, State::Ok);
         let no_perfmon = "CapEff:\t0000008000001000\n";
         let found = capabilities(no_perfmon);
-        assert_eq!((found.state, found.found.as_str()), (State::Fail, "missing CAP_PERFMON"));
+        assert_eq!(
+            (found.state, found.found.as_str()),
+            (State::Fail, "missing CAP_PERFMON")
+        );
         assert_eq!(capabilities("").state, State::Fail);
     }
 

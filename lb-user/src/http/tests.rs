@@ -22,10 +22,7 @@ struct Told {
 
 impl Probes for Told {
     fn health(&self) -> HealthReport {
-        *self
-            .report
-            .lock()
-            .expect("no test panics while it holds this")
+        *self.report.lock().expect("no test panics while it holds this")
     }
 
     fn live(&self) -> Result<(), String> {
@@ -91,9 +88,7 @@ fn well() -> Told {
 async fn ask(told: Told, method: Method, path: &str) -> (u16, String, String) {
     let told = Arc::new(told);
     let exporter = Exporter::new(told.clone(), 10).expect("the families are sound");
-    let listener = listen(([127, 0, 0, 1], 0).into())
-        .await
-        .expect("a free port");
+    let listener = listen(([127, 0, 0, 1], 0).into()).await.expect("a free port");
     let address = listener.local_addr().expect("it is bound");
     let stop = CancellationToken::new();
     let served = tokio::spawn(serve(
@@ -102,9 +97,7 @@ async fn ask(told: Told, method: Method, path: &str) -> (u16, String, String) {
         stop.clone(),
     ));
 
-    let stream = TcpStream::connect(address)
-        .await
-        .expect("the server listens");
+    let stream = TcpStream::connect(address).await.expect("the server listens");
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .expect("it speaks HTTP");
@@ -120,24 +113,13 @@ async fn ask(told: Told, method: Method, path: &str) -> (u16, String, String) {
     let kind = response
         .headers()
         .get("content-type")
-        .map_or_else(String::new, |value| {
-            value.to_str().expect("text").to_owned()
-        });
-    let body = response
-        .into_body()
-        .collect()
-        .await
-        .expect("the whole body")
-        .to_bytes();
+        .map_or_else(String::new, |value| value.to_str().expect("text").to_owned());
+    let body = response.into_body().collect().await.expect("the whole body").to_bytes();
     drop(sender);
     stop.cancel();
     served.await.expect("no panic").expect("an orderly end");
     driver.await.expect("no panic").expect("an orderly end");
-    (
-        status,
-        kind,
-        String::from_utf8(body.to_vec()).expect("text"),
-    )
+    (status, kind, String::from_utf8(body.to_vec()).expect("text"))
 }
 
 async fn status(told: Told, path: &str) -> u16 {
@@ -192,24 +174,12 @@ async fn a_leaving_node_is_unhealthy_but_alive() {
 
 #[tokio::test]
 async fn a_dead_loop_and_a_failed_probe_say_why() {
-    let dead = Told {
-        live: false,
-        ..well()
-    };
+    let dead = Told { live: false, ..well() };
     let (status, _, body) = ask(dead, Method::GET, "/livez").await;
-    assert_eq!(
-        (status, body.as_str()),
-        (503, "the reconcile loop has stopped\n")
-    );
-    let unready = Told {
-        ready: false,
-        ..well()
-    };
+    assert_eq!((status, body.as_str()), (503, "the reconcile loop has stopped\n"));
+    let unready = Told { ready: false, ..well() };
     let (status, _, body) = ask(unready, Method::GET, "/readyz").await;
-    assert_eq!(
-        (status, body.as_str()),
-        (503, "the self-probe found no frontend\n")
-    );
+    assert_eq!((status, body.as_str()), (503, "the self-probe found no frontend\n"));
     assert_eq!(ask(well(), Method::GET, "/readyz").await.0, 200);
 }
 
@@ -225,15 +195,10 @@ async fn nothing_else_is_served_and_nothing_can_be_written() {
 
 #[tokio::test]
 async fn an_address_in_use_is_named() {
-    let taken = listen(([127, 0, 0, 1], 0).into())
-        .await
-        .expect("a free port");
+    let taken = listen(([127, 0, 0, 1], 0).into()).await.expect("a free port");
     let address = taken.local_addr().expect("it is bound");
     let error = listen(address).await.expect_err("it is taken").to_string();
-    assert!(
-        error.starts_with(&format!("--metrics-address {address}: ")),
-        "{error}"
-    );
+    assert!(error.starts_with(&format!("--metrics-address {address}: ")), "{error}");
 }
 
 #[tokio::test]
@@ -242,9 +207,7 @@ async fn a_client_that_never_finishes_does_not_keep_the_agent_from_stopping() {
 
     let told = Arc::new(well());
     let exporter = Exporter::new(told.clone(), 10).expect("the families are sound");
-    let listener = listen(([127, 0, 0, 1], 0).into())
-        .await
-        .expect("a free port");
+    let listener = listen(([127, 0, 0, 1], 0).into()).await.expect("a free port");
     let address = listener.local_addr().expect("it is bound");
     let stop = CancellationToken::new();
     let served = tokio::spawn(serve(
@@ -252,19 +215,14 @@ async fn a_client_that_never_finishes_does_not_keep_the_agent_from_stopping() {
         router(Arc::new(exporter), told, HEALTH_TIMEOUT),
         stop.clone(),
     ));
-    let mut stream = TcpStream::connect(address)
-        .await
-        .expect("the server listens");
+    let mut stream = TcpStream::connect(address).await.expect("the server listens");
     // One whole request, so that the connection is known to be served, and half of another.
     stream
         .write_all(b"GET /readyz HTTP/1.1\r\nhost: a\r\n\r\nGET /metrics HTTP/1.1\r\n")
         .await
         .expect("it listens");
     let mut byte = [0; 1];
-    stream
-        .read_exact(&mut byte)
-        .await
-        .expect("the first answer");
+    stream.read_exact(&mut byte).await.expect("the first answer");
     stop.cancel();
     tokio::time::timeout(GRACE * 5, served)
         .await
