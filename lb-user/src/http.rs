@@ -3,7 +3,7 @@
 //! Judging is pure and here ([`HealthReport`]); what is judged comes from the agent through [`Probes`]. Idle is healthy: only a
 //! change that waits too long is not (C22). Liveness does not depend on the API server.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::IntoFuture as _, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -13,7 +13,7 @@ use axum::{
     routing::get,
 };
 use serde::Serialize;
-use tokio::{net::TcpListener, task::spawn_blocking};
+use tokio::{net::TcpListener, sync::Semaphore, task::spawn_blocking, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -23,7 +23,12 @@ use crate::{
 };
 
 /// How long a change may wait before the agent counts as unhealthy: twice kube-proxy's default sync period of 30 s, as there.
-pub const HEALTH_TIMEOUT: Duration = Duration::from_secs(60);
+pub const HEALTH_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// How long requests may take after the agent was told to stop.
+const GRACE: Duration = Duration::from_secs(2);
+/// Scrapes served at once: each reads all counters, and a flood of them must not become a load of its own.
+const SCRAPES: usize = 2;
 
 /// How far the agent is, for the health endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +66,7 @@ struct Shared {
     exporter: Arc<Exporter>,
     probes: Arc<dyn Probes>,
     timeout: Duration,
+    turns: Arc<Semaphore>,
 }
 
 /// The body of `/healthz`.
@@ -83,6 +89,7 @@ pub fn router(exporter: Arc<Exporter>, probes: Arc<dyn Probes>, timeout: Duratio
             exporter,
             probes,
             timeout,
+            turns: Arc::new(Semaphore::new(SCRAPES)),
         })
 }
 
@@ -101,14 +108,21 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, ListenError> {
         .map_err(|source| ListenError { address, source })
 }
 
-/// Serves until `stop` is cancelled.
+/// Serves until `stop` is cancelled; requests under way then have [`GRACE`] to end.
 pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
-    axum::serve(listener, router)
-        .with_graceful_shutdown(stop.cancelled_owned())
-        .await
+    let served = axum::serve(listener, router)
+        .with_graceful_shutdown(stop.clone().cancelled_owned())
+        .into_future();
+    tokio::select! {
+        ended = served => ended,
+        // A client that never finishes its request must not keep the agent from stopping.
+        () = async { stop.cancelled().await; sleep(GRACE).await } => Ok(()),
+    }
 }
 
 async fn metrics(State(shared): State<Shared>) -> Response {
+    // The semaphore is never closed; were it, the scrape would go on without its turn.
+    let _turn = shared.turns.acquire_owned().await.ok();
     // The snapshot reads kernel maps.
     let encoded = spawn_blocking(move || shared.exporter.encode()).await;
     match encoded {
@@ -120,7 +134,11 @@ async fn metrics(State(shared): State<Shared>) -> Response {
 
 fn failed(error: &dyn std::error::Error) -> Response {
     warn!(%error, "a scrape failed");
-    (StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be read; the agent's log says why\n").into_response()
+    (
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "the metrics could not be read; the agent's log says why\n",
+    )
+        .into_response()
 }
 
 async fn healthz(State(shared): State<Shared>) -> Response {
@@ -137,7 +155,11 @@ async fn livez(State(shared): State<Shared>) -> Response {
 }
 
 fn health(report: &HealthReport, fine: bool) -> Response {
-    let status = if fine { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if fine {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
     let body = HealthBody {
         last_updated: report.last_updated,
         current_time: report.time,

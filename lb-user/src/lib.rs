@@ -4,6 +4,10 @@
 //! (difference) → `datapath` (IO) → the kernel; back come `observe` (IO) → `analysis` → `metrics`, `http`, `cli`.
 //! `reconcile` alone joins the halves.
 
+// The fixture of the views is compiled into unit tests and, by path, into integration tests; both call the crate by its name.
+#[cfg(test)]
+extern crate self as lb_user;
+
 pub mod agent;
 pub mod analysis;
 pub mod cli;

@@ -23,44 +23,48 @@ const MAX_TERMS: u32 = 10_000;
 fn upper_gamma(a: f64, x: f64) -> f64 {
     let scale = (a * x.ln() - x - ln_gamma(a)).exp();
     if x < a + 1.0 {
-        let mut term = 1.0 / a;
-        let mut sum = term;
-        for i in 1..MAX_TERMS {
-            term *= x / (a + f64::from(i));
-            sum += term;
-            if term < sum * f64::EPSILON {
-                break;
-            }
-        }
-        1.0 - scale * sum
+        1.0 - scale * series(a, x)
     } else {
-        // Lentz's evaluation; `tiny` stands in for a zero denominator.
-        let tiny = 1e-300;
-        let mut b = x + 1.0 - a;
-        let mut c = 1.0 / tiny;
-        let mut d = 1.0 / b;
-        let mut fraction = d;
-        for i in 1..MAX_TERMS {
-            let i = f64::from(i);
-            let numerator = -i * (i - a);
-            b += 2.0;
-            d = numerator * d + b;
-            if d.abs() < tiny {
-                d = tiny;
-            }
-            c = b + numerator / c;
-            if c.abs() < tiny {
-                c = tiny;
-            }
-            d = 1.0 / d;
-            let step = d * c;
-            fraction *= step;
-            if (step - 1.0).abs() < f64::EPSILON {
-                break;
-            }
-        }
-        scale * fraction
+        scale * fraction(a, x)
     }
+}
+
+/// Σ xⁿ / (a (a+1) … (a+n)).
+fn series(a: f64, x: f64) -> f64 {
+    let mut term = 1.0 / a;
+    let mut sum = term;
+    for n in 1..MAX_TERMS {
+        term *= x / (a + f64::from(n));
+        sum += term;
+        if term < sum * f64::EPSILON {
+            break;
+        }
+    }
+    sum
+}
+
+/// The continued fraction for Q without its scale, evaluated from the front by Lentz's method.
+fn fraction(a: f64, x: f64) -> f64 {
+    // Stands in for a denominator that comes out as zero.
+    const TINY: f64 = 1e-300;
+    let nonzero = |value: f64| if value.abs() < TINY { TINY } else { value };
+    let mut partial = x + 1.0 - a;
+    let mut numerators = 1.0 / TINY;
+    let mut denominators = 1.0 / partial;
+    let mut value = denominators;
+    for n in 1..MAX_TERMS {
+        let n = f64::from(n);
+        let coefficient = n * (a - n);
+        partial += 2.0;
+        denominators = 1.0 / nonzero(coefficient * denominators + partial);
+        numerators = nonzero(partial + coefficient / numerators);
+        let step = denominators * numerators;
+        value *= step;
+        if (step - 1.0).abs() < f64::EPSILON {
+            break;
+        }
+    }
+    value
 }
 
 /// ln Γ(a) for a > 0: Stirling's series, after moving small arguments up to where it is exact to double precision.
@@ -72,12 +76,12 @@ fn ln_gamma(mut a: f64) -> f64 {
     }
     let inverse = 1.0 / a;
     let square = inverse * inverse;
-    let series = inverse
-        * (1.0 / 12.0 - square * (1.0 / 360.0 - square * (1.0 / 1260.0 - square * (1.0 / 1680.0))));
+    let series = inverse * (1.0 / 12.0 - square * (1.0 / 360.0 - square * (1.0 / 1260.0 - square * (1.0 / 1680.0))));
     (a - 0.5) * a.ln() - a + 0.5 * (2.0 * std::f64::consts::PI).ln() + series - shift
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "edges are exact")]
 mod tests {
     use super::*;
 

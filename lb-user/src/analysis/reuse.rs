@@ -221,10 +221,7 @@ impl ReuseTracker {
         }
         self.late += u64::from(outcome == Outcome::Late);
         self.total.add(outcome);
-        self.services
-            .entry(record.service)
-            .or_default()
-            .add(outcome);
+        self.services.entry(record.service).or_default().add(outcome);
         self.touch(record.tuple, record.end_ns);
     }
 
@@ -248,18 +245,14 @@ impl ReuseTracker {
                 .is_some_and(|entry| entry.touched_ns == touched_ns)
             {
                 self.tuples.remove(&tuple);
-                self.evicted +=
-                    u64::from(touched_ns.saturating_add(self.config.horizon_ns) >= self.newest_ns);
+                self.evicted += u64::from(touched_ns.saturating_add(self.config.horizon_ns) >= self.newest_ns);
             }
         }
         // A tuple that is used often leaves stale entries behind; sweep before they outnumber the live ones.
         if self.order.len() > 2 * self.config.capacity.max(8) {
             let tuples = &self.tuples;
-            self.order.retain(|(touched_ns, tuple)| {
-                tuples
-                    .get(tuple)
-                    .is_some_and(|entry| entry.touched_ns == *touched_ns)
-            });
+            self.order
+                .retain(|(touched_ns, tuple)| tuples.get(tuple).is_some_and(|entry| entry.touched_ns == *touched_ns));
         }
     }
 }
@@ -272,12 +265,7 @@ impl LastUse {
             .any(|&(start_ns, backend)| start_ns < record.start_ns && backend != record.backend)
     }
 
-    fn classify(
-        &self,
-        record: &ConnRecord,
-        horizon_ns: u64,
-        usable: &mut impl FnMut(u32, u64) -> bool,
-    ) -> Outcome {
+    fn classify(&self, record: &ConnRecord, horizon_ns: u64, usable: &mut impl FnMut(u32, u64) -> bool) -> Outcome {
         if self.end_ns > record.end_ns {
             return Outcome::Late;
         }

@@ -76,10 +76,7 @@ impl Window {
         self.last = next;
         // An idle interval says nothing either, and a quiet Service should not cost memory.
         if parts.iter().any(|part| part.started > 0) {
-            self.intervals.push_back(Interval {
-                end_ns: now_ns,
-                parts,
-            });
+            self.intervals.push_back(Interval { end_ns: now_ns, parts });
         }
         let oldest = now_ns.saturating_sub(self.span_ns);
         while self
@@ -175,14 +172,8 @@ mod tests {
         let mut window = Window::new(60 * SECOND, 60);
         window.read(SECOND, &[reading(1, 0), reading(2, 0)]);
         window.read(2 * SECOND, &[reading(1, 100), reading(2, 100)]);
-        window.read(
-            3 * SECOND,
-            &[reading(1, 200), reading(2, 200), reading(3, 40)],
-        );
-        window.read(
-            4 * SECOND,
-            &[reading(1, 250), reading(2, 250), reading(3, 90)],
-        );
+        window.read(3 * SECOND, &[reading(1, 200), reading(2, 200), reading(3, 40)]);
+        window.read(4 * SECOND, &[reading(1, 250), reading(2, 250), reading(3, 90)]);
         let shares = window.shares();
         assert_eq!(shares[&3].observed, 50);
         assert!((shares[&3].expected - 50.0).abs() < 1e-9);
@@ -193,16 +184,10 @@ mod tests {
     fn one_that_left_no_longer_counts() {
         let mut window = Window::new(60 * SECOND, 60);
         window.read(SECOND, &[reading(1, 0), reading(2, 0), reading(3, 0)]);
-        window.read(
-            2 * SECOND,
-            &[reading(1, 100), reading(2, 100), reading(3, 900)],
-        );
+        window.read(2 * SECOND, &[reading(1, 100), reading(2, 100), reading(3, 900)]);
         window.read(3 * SECOND, &[reading(1, 200), reading(2, 200)]);
         let found = window.imbalance();
-        assert_eq!(
-            (found.n, found.backends, found.max_over_mean),
-            (400, 2, Some(1.0))
-        );
+        assert_eq!((found.n, found.backends, found.max_over_mean), (400, 2, Some(1.0)));
     }
 
     #[test]
@@ -226,11 +211,7 @@ mod tests {
     #[test]
     fn a_change_of_weight_skips_its_interval() {
         let mut window = Window::new(60 * SECOND, 60);
-        let weighted = |backend, weight, total| Reading {
-            backend,
-            weight,
-            total,
-        };
+        let weighted = |backend, weight, total| Reading { backend, weight, total };
         window.read(SECOND, &[weighted(1, 1, 0), weighted(2, 1, 0)]);
         window.read(2 * SECOND, &[weighted(1, 3, 90), weighted(2, 1, 10)]);
         window.read(3 * SECOND, &[weighted(1, 3, 390), weighted(2, 1, 110)]);

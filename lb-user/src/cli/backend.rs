@@ -61,7 +61,17 @@ pub(super) fn run(args: &BackendArgs, context: &Context) -> Result<Found, Failur
 /// The table of backends.
 pub(super) fn list(items: &[BackendView], wide: bool) -> Grid {
     let mut header = vec![
-        "NAMESPACE", "SERVICE", "ADDRESS", "STATE", ">WEIGHT", ">CONNECTS", ">FAILED", ">ACTIVE", ">SHARE", ">FAIR", ">N",
+        "NAMESPACE",
+        "SERVICE",
+        "ADDRESS",
+        "STATE",
+        ">WEIGHT",
+        ">CONNECTS",
+        ">FAILED",
+        ">ACTIVE",
+        ">SHARE",
+        ">FAIR",
+        ">N",
     ];
     if wide {
         header.extend(["PROTOCOL", ">ID"]);

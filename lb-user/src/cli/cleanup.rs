@@ -21,9 +21,11 @@ use crate::{
 
 /// Remove the pinned programs, links and maps that a stopped agent left in the kernel
 #[derive(Debug, Args)]
-#[command(after_help = "New connections go where they are sent from then on; open ones stay with their backend.\n\nExamples:\n  \
+#[command(
+    after_help = "New connections go where they are sent from then on; open ones stay with their backend.\n\nExamples:\n  \
     evenkeel cleanup --dry-run\n  \
-    evenkeel cleanup")]
+    evenkeel cleanup"
+)]
 pub(super) struct CleanupArgs {
     /// The BPF file system
     #[arg(long, env = "EVENKEEL_BPFFS", value_name = "PATH", default_value = "/sys/fs/bpf")]
@@ -63,11 +65,11 @@ pub(super) fn run(args: &CleanupArgs, context: &Context) -> Result<Found, Failur
             dry_run: args.dry_run,
             removed: removed.iter().map(|path| path.display().to_string()).collect(),
         })?,
-        Format::Name => removed.iter().map(|path| format!("{}\n", path.display())).collect(),
+        Format::Name => output::one_a_line(removed.iter().map(|path| path.display().to_string())),
+        Format::Table | Format::Wide if removed.is_empty() => "nothing to remove\n".to_owned(),
         Format::Table | Format::Wide => {
             let verb = if args.dry_run { "would remove" } else { "removed" };
-            let lines: String = removed.iter().map(|path| format!("{verb} {}\n", path.display())).collect();
-            if lines.is_empty() { "nothing to remove\n".to_owned() } else { lines }
+            output::one_a_line(removed.iter().map(|path| format!("{verb} {}", path.display())))
         }
     };
     output::write(&text)?;
@@ -93,7 +95,9 @@ fn clean(folder: &Path, dry_run: bool) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 fn is_link(path: &Path) -> bool {
-    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("link-"))
+    path.file_name()
+        .and_then(|name| name.to_str())
+        .is_some_and(|name| name.starts_with("link-"))
 }
 
 /// Lists what a folder holds, itself included; no link is followed. A folder that is not there holds nothing.

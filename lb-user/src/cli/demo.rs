@@ -9,9 +9,11 @@ use crate::demo::{self, Options};
 
 /// Show Evenkeel at work in private namespaces, with real connections (as root)
 #[derive(Debug, Args)]
-#[command(after_help = "It takes about 30 s and leaves nothing behind.\n\nExamples:\n  sudo evenkeel demo\n  \
+#[command(
+    after_help = "It takes about 30 s and leaves nothing behind.\n\nExamples:\n  sudo evenkeel demo\n  \
     sudo evenkeel demo --json demo.json --svg demo.svg\n  \
-    sudo evenkeel demo --keep")]
+    sudo evenkeel demo --keep"
+)]
 pub(super) struct DemoArgs {
     /// Write the outcome as JSON
     #[arg(long, value_name = "FILE")]

@@ -17,10 +17,12 @@ use crate::{
 
 /// Check whether this node is fit for the agent, before anything is installed
 #[derive(Debug, Args)]
-#[command(after_help = "Changes nothing and needs no agent. Exits with 1 when a check fails.\n\nExamples:\n  \
+#[command(
+    after_help = "Changes nothing and needs no agent. Exits with 1 when a check fails.\n\nExamples:\n  \
     sudo evenkeel doctor\n  \
     sudo evenkeel doctor --mode observe\n  \
-    sudo evenkeel doctor -o json")]
+    sudo evenkeel doctor -o json"
+)]
 pub(super) struct DoctorArgs {
     /// The mode that the agent is to run in
     #[arg(long, env = "EVENKEEL_MODE", value_enum, default_value_t = ModeArg::Balance)]
@@ -64,7 +66,7 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Found, Failure
             kind: "Doctor",
             checks: &checks,
         })?,
-        Format::Name => checks.iter().map(|check| format!("check/{}\n", check.id)).collect(),
+        Format::Name => output::one_a_line(checks.iter().map(|check| format!("check/{}", check.id))),
         Format::Table | Format::Wide => {
             let wide = context.output.format == Format::Wide;
             table(&checks, wide).render(context.output.headers, context.output.color)
@@ -84,8 +86,15 @@ fn table(checks: &[Check], wide: bool) -> Grid {
             State::Warn => (Tone::Warn, "warn"),
             State::Fail => (Tone::Bad, "fail"),
         };
-        let wanted = if wide || check.state != State::Ok { check.wanted.as_str() } else { "" };
-        grid.row(tone, [&check.id, state, &check.found, wanted, &check.hint].map(str::to_owned));
+        let wanted = if wide || check.state != State::Ok {
+            check.wanted.as_str()
+        } else {
+            ""
+        };
+        grid.row(
+            tone,
+            [&check.id, state, &check.found, wanted, &check.hint].map(str::to_owned),
+        );
     }
     grid
 }

@@ -16,9 +16,11 @@ use crate::view::{ExplainView, Query};
 
 /// Explain where a connection would go, and why
 #[derive(Debug, Args)]
-#[command(after_help = "A TCP connection that is still to be made has several candidates, each with its chance.\n\nExamples:\n  \
+#[command(
+    after_help = "A TCP connection that is still to be made has several candidates, each with its chance.\n\nExamples:\n  \
     evenkeel explain 10.244.1.9 10.96.7.7:80\n  \
-    evenkeel explain 10.244.1.9:40000 [fd00:96::a]:53 --protocol udp")]
+    evenkeel explain 10.244.1.9:40000 [fd00:96::a]:53 --protocol udp"
+)]
 pub(super) struct ExplainArgs {
     /// The client: ADDR, or ADDR:PORT where a flow that exists is meant
     #[arg(value_name = "SRC", value_parser = parse_source)]

@@ -127,7 +127,10 @@ mod tests {
             grid.render(true, false),
             "NAME     COUNT   STATE\na            7   ok\nlonger    1000   -\n"
         );
-        assert_eq!(grid.render(false, true), "a           7   ok\n\x1b[31mlonger   1000   -\x1b[0m\n");
+        assert_eq!(
+            grid.render(false, true),
+            "a           7   ok\n\x1b[31mlonger   1000   -\x1b[0m\n"
+        );
     }
 
     #[test]
@@ -139,7 +142,13 @@ mod tests {
 
     #[test]
     fn durations_are_said_as_people_say_them() {
-        for (seconds, text) in [(0.4, "0s"), (65.0, "1m05s"), (3_725.0, "1h02m05s"), (90_061.0, "1d01h01m"), (-1.0, "0s")] {
+        for (seconds, text) in [
+            (0.4, "0s"),
+            (65.0, "1m05s"),
+            (3_725.0, "1h02m05s"),
+            (90_061.0, "1d01h01m"),
+            (-1.0, "0s"),
+        ] {
             assert_eq!(duration(seconds), text);
         }
     }

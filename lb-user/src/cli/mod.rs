@@ -33,7 +33,13 @@ use crate::{
 
 /// Even load for Kubernetes Services by eBPF, and proof of where it is uneven.
 #[derive(Debug, Parser)]
-#[command(name = "evenkeel", version, max_term_width = 100, propagate_version = false, disable_help_subcommand = true)]
+#[command(
+    name = "evenkeel",
+    version,
+    max_term_width = 100,
+    propagate_version = false,
+    disable_help_subcommand = true
+)]
 #[command(after_help = "Exit codes: 0 fine, 1 found a problem, 2 usage, 3 the agent is unreachable.")]
 struct Cli {
     #[command(flatten)]
@@ -46,16 +52,16 @@ struct Cli {
 #[derive(Debug, clap::Args)]
 struct Global {
     /// How to print: a table, a wide table, JSON, YAML, or names alone
-    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table, help_heading = "Output")]
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table, help_heading = "Options of every command")]
     output: Format,
     /// Leave out the tables' first line
-    #[arg(long, global = true, help_heading = "Output")]
+    #[arg(long, global = true, help_heading = "Options of every command")]
     no_headers: bool,
     /// When to colour; NO_COLOR turns `auto` off
-    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto, value_name = "WHEN", help_heading = "Output")]
+    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto, value_name = "WHEN", help_heading = "Options of every command")]
     color: ColorChoice,
     /// The agent's control socket
-    #[arg(long, global = true, env = "EVENKEEL_SOCKET", value_name = "PATH", default_value = control::DEFAULT_SOCKET, help_heading = "Output")]
+    #[arg(long, global = true, env = "EVENKEEL_SOCKET", value_name = "PATH", default_value = control::DEFAULT_SOCKET, help_heading = "Options of every command")]
     socket: PathBuf,
 }
 

@@ -76,7 +76,9 @@ impl Output {
     /// Writes any document in JSON or YAML.
     pub(super) fn document<T: serde::Serialize>(self, document: &T) -> Result<String, Failure> {
         if self.format == Format::Yaml {
-            serde_saphyr::to_string(document).map_err(|error| anyhow::Error::from(error).into())
+            serde_saphyr::to_string(document)
+                .map(|text| text.trim_end().to_owned() + "\n")
+                .map_err(|error| anyhow::Error::from(error).into())
         } else {
             serde_json::to_string_pretty(document)
                 .map(|text| text + "\n")
@@ -111,7 +113,13 @@ fn names(answer: &Answer) -> Result<String, Failure> {
         Answer::Service(item) => vec![format!("service/{}/{}", item.namespace, item.name)],
         Answer::BackendList { items } => items
             .iter()
-            .map(|item| format!("backend/{}/{}", super::grid::endpoint(item.addr, item.port), item.protocol))
+            .map(|item| {
+                format!(
+                    "backend/{}/{}",
+                    super::grid::endpoint(item.addr, item.port),
+                    item.protocol
+                )
+            })
             .collect(),
         Answer::TableList { items } => items
             .iter()
@@ -120,11 +128,17 @@ fn names(answer: &Answer) -> Result<String, Failure> {
         Answer::MapList { items } => items.iter().map(|item| format!("map/{}", item.name)).collect(),
         _ => {
             return Err(Failure::Usage(
-                "--output name: this verb lists nothing that has a name; allowed are table, wide, json and yaml".to_owned(),
+                "--output name: this verb lists nothing that has a name; allowed are table, wide, json and yaml"
+                    .to_owned(),
             ));
         }
     };
-    Ok(lines.into_iter().map(|line| line + "\n").collect())
+    Ok(one_a_line(lines))
+}
+
+/// Ends each text with a line break.
+pub(super) fn one_a_line(texts: impl IntoIterator<Item = String>) -> String {
+    texts.into_iter().map(|text| text + "\n").collect()
 }
 
 /// Writes to standard output; a reader that went away (`| head`) is no error.

@@ -59,27 +59,61 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
             view.same_backend, view.moved, view.stale_backend
         ),
     );
-    line("Same backend:", same(view.same_share, view.expected_same_share, view.same_backend + view.moved));
-    line("Overlaps:", format!("{} (a use began while another was open; not reuses)", view.overlap));
+    line(
+        "Same backend:",
+        same(
+            view.same_share,
+            view.expected_same_share,
+            view.same_backend + view.moved,
+        ),
+    );
+    line(
+        "Overlaps:",
+        format!("{} (a use began while another was open; not reuses)", view.overlap),
+    );
     line(
         "Tracked:",
-        format!("{} tuples, {} forgotten too soon, {} records too late", view.tuples, view.evicted, view.late),
+        format!(
+            "{} tuples, {} forgotten too soon, {} records too late",
+            view.tuples, view.evicted, view.late
+        ),
     );
     out.push('\n');
 
-    let most = view.intervals.iter().map(|bucket| bucket.count).max().unwrap_or(0).max(1);
-    let mut grid = Grid::new(&[">INTERVAL", ">REUSES", "."]);
+    let most = view
+        .intervals
+        .iter()
+        .map(|bucket| bucket.count)
+        .max()
+        .unwrap_or(0)
+        .max(1);
+    let mut grid = Grid::new(&[">INTERVAL", ">REUSES", "HISTOGRAM"]);
     for bucket in &view.intervals {
-        let edge = bucket.up_to_seconds.map_or_else(|| "longer".to_owned(), |edge| format!("≤ {edge} s"));
+        let edge = bucket
+            .up_to_seconds
+            .map_or_else(|| "longer".to_owned(), |edge| format!("≤ {edge} s"));
         let length = (bucket.count as f64 / most as f64 * BAR).ceil() as usize;
-        grid.row(Tone::Plain, [edge, bucket.count.to_string(), "█".repeat(length)]);
+        // The blank keeps an empty bar from being marked as an absent value.
+        grid.row(
+            Tone::Plain,
+            [edge, bucket.count.to_string(), format!(" {}", "█".repeat(length))],
+        );
     }
     out.push_str(&grid.render(output.headers, output.color));
 
     if !view.services.is_empty() {
         out.push('\n');
         let mut grid = Grid::new(&[
-            "NAMESPACE", "NAME", ">CONNECTIONS", ">REUSES", ">SAME", ">MOVED", ">STALE", ">OVERLAP", ">SAME SHARE", ">BY CHANCE",
+            "NAMESPACE",
+            "NAME",
+            ">CONNECTIONS",
+            ">REUSES",
+            ">SAME",
+            ">MOVED",
+            ">STALE",
+            ">OVERLAP",
+            ">SAME SHARE",
+            ">BY CHANCE",
         ]);
         for service in &view.services {
             grid.row(
@@ -106,7 +140,11 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
 fn same(share: Option<f64>, expected: Option<f64>, n: u64) -> String {
     match (share, expected) {
         (Some(share), Some(expected)) => {
-            format!("{} of {n}; chance alone would give {}", percent(share), percent(expected))
+            format!(
+                "{} of {n}; chance alone would give {}",
+                percent(share),
+                percent(expected)
+            )
         }
         (Some(share), None) => format!("{} of {n}", percent(share)),
         (None, _) => "no reuse could have met it".to_owned(),

@@ -66,7 +66,10 @@ pub(super) fn run(args: &ServiceArgs, context: &Context) -> Result<Found, Failur
                 if let Answer::BackendList { items } = &answer {
                     let wide = context.output.format == output::Format::Wide;
                     let grid = backend::list(items, wide);
-                    output::write(&format!("\n{}", grid.render(context.output.headers, context.output.color)))?;
+                    output::write(&format!(
+                        "\n{}",
+                        grid.render(context.output.headers, context.output.color)
+                    ))?;
                 }
             }
         }
@@ -77,7 +80,15 @@ pub(super) fn run(args: &ServiceArgs, context: &Context) -> Result<Found, Failur
 /// The table of Services.
 pub(super) fn list(items: &[ServiceView], wide: bool) -> Grid {
     let mut header = vec![
-        "NAMESPACE", "NAME", "FRONTENDS", ">BACKENDS", ">CONNECTS", ">FAILED", ">ACTIVE", ">MAX/MEAN", ">N",
+        "NAMESPACE",
+        "NAME",
+        "FRONTENDS",
+        ">BACKENDS",
+        ">CONNECTS",
+        ">FAILED",
+        ">ACTIVE",
+        ">MAX/MEAN",
+        ">N",
     ];
     if wide {
         header.extend([">CV", ">DISPERSION", ">ID"]);
@@ -144,17 +155,26 @@ pub(super) fn describe(view: &ServiceView, output: Output) -> String {
     let states = view.backends;
     line(
         "Backends:",
-        format!("{} active, {} draining, {} ejected", states.active, states.draining, states.ejected),
+        format!(
+            "{} active, {} draining, {} ejected",
+            states.active, states.draining, states.ejected
+        ),
     );
     let failed: u64 = view.failed.values().sum();
-    line("Connects:", format!("{} ({failed} failed, {} active)", view.connects, view.active));
+    line(
+        "Connects:",
+        format!("{} ({failed} failed, {} active)", view.connects, view.active),
+    );
     for (reason, count) in &view.failed {
         line("", format!("{count} {reason}"));
     }
     match &view.imbalance {
         None => line("Evenness:", "no connections counted yet".to_owned()),
         Some(found) if found.insufficient => {
-            line("Evenness:", format!("insufficient: {} connections over {} backends", found.n, found.backends));
+            line(
+                "Evenness:",
+                format!("insufficient: {} connections over {} backends", found.n, found.backends),
+            );
         }
         Some(found) => {
             let numbers = format!(
@@ -165,7 +185,11 @@ pub(super) fn describe(view: &ServiceView, output: Output) -> String {
                 found.n
             );
             line("Evenness:", numbers);
-            let verdict = if found.alarm { "uneven beyond chance" } else { "within chance, or too small to matter" };
+            let verdict = if found.alarm {
+                "uneven beyond chance"
+            } else {
+                "within chance, or too small to matter"
+            };
             line("", format!("{verdict} (p = {:.1e})", found.p));
         }
     }
@@ -178,7 +202,9 @@ pub(super) fn describe(view: &ServiceView, output: Output) -> String {
                 frontend.kind.clone(),
                 endpoint(frontend.addr, frontend.port),
                 frontend.protocol.clone(),
-                frontend.affinity_seconds.map_or_else(String::new, |seconds| format!("{seconds}s")),
+                frontend
+                    .affinity_seconds
+                    .map_or_else(String::new, |seconds| format!("{seconds}s")),
             ],
         );
     }

@@ -17,10 +17,12 @@ use crate::view::{Answer, Query, StatusView, Timestamp};
 
 /// Show how the agent is: health, source, sync, programs, maps, problems
 #[derive(Debug, Args)]
-#[command(after_help = "Exits with 1 while something is unhealthy or not attached.\n\nExamples:\n  \
+#[command(
+    after_help = "Exits with 1 while something is unhealthy or not attached.\n\nExamples:\n  \
     evenkeel status\n  \
     evenkeel status --wait --timeout 30\n  \
-    evenkeel status -o json")]
+    evenkeel status -o json"
+)]
 pub(super) struct StatusArgs {
     /// Wait until the agent is up and ready
     #[arg(long)]
@@ -60,7 +62,11 @@ pub(super) fn text(view: &StatusView, output: Output) -> String {
         let _infallible = writeln!(out, "{}", tone.paint(&format!("{name:<12}{value}"), output.color));
     };
     let good = |fine: bool| if fine { Tone::Plain } else { Tone::Bad };
-    line("Agent:", &format!("{} (abi {}), {} mode", view.version, view.abi, view.mode), Tone::Plain);
+    line(
+        "Agent:",
+        &format!("{} (abi {}), {} mode", view.version, view.abi, view.mode),
+        Tone::Plain,
+    );
     let node = view.node.as_deref().unwrap_or("-");
     line("Node:", &format!("{node}, kernel {}", view.kernel), Tone::Plain);
     line(
@@ -69,17 +75,33 @@ pub(super) fn text(view: &StatusView, output: Output) -> String {
         Tone::Plain,
     );
     let health = &view.health;
-    let words = [("live", health.live), ("ready", health.ready), ("healthy", health.healthy)]
-        .map(|(word, is)| if is { word.to_owned() } else { format!("not {word}") });
-    line("Health:", &words.join(", "), good(health.live && health.ready && health.healthy));
+    let words = [
+        ("live", health.live),
+        ("ready", health.ready),
+        ("healthy", health.healthy),
+    ]
+    .map(|(word, is)| if is { word.to_owned() } else { format!("not {word}") });
+    line(
+        "Health:",
+        &words.join(", "),
+        good(health.live && health.ready && health.healthy),
+    );
     for reason in &health.reasons {
         line("", reason, Tone::Bad);
     }
     let source = if view.source.synced { "synced" } else { "not synced yet" };
-    line("Source:", &format!("{}, {source}", view.source.name), good(view.source.synced));
+    line(
+        "Source:",
+        &format!("{}, {source}", view.source.name),
+        good(view.source.synced),
+    );
     for kind in &view.source.kinds {
         let when = kind.synced.map_or_else(|| "never".to_owned(), |at| ago(view.time, at));
-        line("", &format!("{}: {} objects, confirmed {when}", kind.kind, kind.objects), Tone::Plain);
+        line(
+            "",
+            &format!("{}: {} objects, confirmed {when}", kind.kind, kind.objects),
+            Tone::Plain,
+        );
     }
     if let Some(error) = &view.source.last_error {
         line("", error, Tone::Bad);
@@ -103,7 +125,11 @@ pub(super) fn text(view: &StatusView, output: Output) -> String {
             "{} connects, {} failed, {} active, {} records lost",
             counts.connects, counts.failed, counts.active, counts.events_lost
         ),
-        if counts.events_lost == 0 { Tone::Plain } else { Tone::Warn },
+        if counts.events_lost == 0 {
+            Tone::Plain
+        } else {
+            Tone::Warn
+        },
     );
     out.push('\n');
     out.push_str(&programs(view).render(output.headers, output.color));
@@ -139,7 +165,11 @@ fn ago(now: Timestamp, then: Timestamp) -> String {
 fn programs(view: &StatusView) -> Grid {
     let mut grid = Grid::new(&["PROGRAM", "HOOK", "TARGET", "ATTACHED", ">LINK"]);
     for program in &view.programs {
-        let (tone, attached) = if program.attached { (Tone::Plain, "yes") } else { (Tone::Bad, "no") };
+        let (tone, attached) = if program.attached {
+            (Tone::Plain, "yes")
+        } else {
+            (Tone::Bad, "no")
+        };
         grid.row(
             tone,
             [
@@ -157,7 +187,11 @@ fn programs(view: &StatusView) -> Grid {
 fn maps(view: &StatusView) -> Grid {
     let mut grid = Grid::new(&["MAP", ">ENTRIES", ">MAX", ">USED"]);
     for map in &view.maps {
-        let used = if map.max_entries == 0 { 0.0 } else { map.entries as f64 / map.max_entries as f64 };
+        let used = if map.max_entries == 0 {
+            0.0
+        } else {
+            map.entries as f64 / map.max_entries as f64
+        };
         let tone = match used {
             used if used >= 0.95 => Tone::Bad,
             used if used >= 0.8 => Tone::Warn,
@@ -165,7 +199,12 @@ fn maps(view: &StatusView) -> Grid {
         };
         grid.row(
             tone,
-            [map.name.clone(), map.entries.to_string(), map.max_entries.to_string(), percent(used)],
+            [
+                map.name.clone(),
+                map.entries.to_string(),
+                map.max_entries.to_string(),
+                percent(used),
+            ],
         );
     }
     grid

@@ -35,7 +35,10 @@ pub(super) fn run(_args: &VersionArgs, context: &Context) -> Result<Found, Failu
     let text = match context.output.format {
         Format::Json | Format::Yaml => context.output.document(&document)?,
         Format::Table | Format::Wide | Format::Name => {
-            format!("evenkeel {} (abi {}, {})\n", document.version, document.abi, document.architecture)
+            format!(
+                "evenkeel {} (abi {}, {})\n",
+                document.version, document.abi, document.architecture
+            )
         }
     };
     output::write(&text)?;

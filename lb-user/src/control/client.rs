@@ -11,7 +11,7 @@ use super::MAX_ANSWER;
 use crate::view::{Answer, Document, Query, QueryError, SCHEMA_VERSION};
 
 /// How long the agent may take for an answer.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+const ANSWER_DEADLINE: Duration = Duration::from_mins(1);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]

@@ -172,7 +172,9 @@ async fn serve_one(mut stream: UnixStream, answers: Arc<dyn Answers>) -> io::Res
         Err(_elapsed) => refused(format!("no request line within {} s", READ_DEADLINE.as_secs())),
         Ok(Err(error)) => return Err(error),
         Ok(Ok(0)) => return Ok(()),
-        Ok(Ok(_)) if line.len() as u64 > MAX_REQUEST => refused(format!("the request is longer than {MAX_REQUEST} bytes")),
+        Ok(Ok(_)) if line.len() as u64 > MAX_REQUEST => {
+            refused(format!("the request is longer than {MAX_REQUEST} bytes"))
+        }
         Ok(Ok(_)) => match serde_json::from_slice::<Query>(&line) {
             Ok(query) => answer(query, answers).await,
             Err(error) => refused(format!("the request is not a known query: {error}")),
@@ -200,7 +202,9 @@ async fn answer(query: Query, answers: Arc<dyn Answers>) -> Answer {
         Ok(Err(error)) => Answer::Error(error),
         Err(error) => {
             warn!(%error, "a query ended early");
-            Answer::Error(QueryError::Failed("the query ended early; the agent's log says why".to_owned()))
+            Answer::Error(QueryError::Failed(
+                "the query ended early; the agent's log says why".to_owned(),
+            ))
         }
     }
 }
@@ -212,8 +216,11 @@ fn refused(message: String) -> Answer {
 fn encode(answer: Answer) -> Vec<u8> {
     let mut bytes = serde_json::to_vec(&Document::from(answer)).unwrap_or_else(|error| {
         // Views hold nothing that JSON cannot carry; should one ever, say so rather than send half a line.
-        format!(r#"{{"schemaVersion":1,"kind":"Error","reason":"failed","message":"answer not encodable ({})"}}"#, error.line())
-            .into_bytes()
+        format!(
+            r#"{{"schemaVersion":1,"kind":"Error","reason":"failed","message":"answer not encodable ({})"}}"#,
+            error.line()
+        )
+        .into_bytes()
     });
     bytes.push(b'\n');
     bytes

@@ -101,9 +101,14 @@ fn every_query_gets_its_kind_of_answer() {
     ] {
         let answer = ask(&served.path(), &query).expect("the fixture answers everything");
         let value = serde_json::to_value(Document::from(answer)).expect("views are JSON");
-        assert_eq!((value["kind"].as_str(), value["schemaVersion"].as_u64()), (Some(kind), Some(1)));
+        assert_eq!(
+            (value["kind"].as_str(), value["schemaVersion"].as_u64()),
+            (Some(kind), Some(1))
+        );
         // What came over the socket is what the fixture said.
-        let direct = query.ask(&Fixture { ready: true }).expect("the fixture answers everything");
+        let direct = query
+            .ask(&Fixture { ready: true })
+            .expect("the fixture answers everything");
         let direct = serde_json::to_string(&Document::from(direct)).expect("views are JSON");
         assert_eq!(Some(value), serde_json::from_str(&direct).ok().map(again));
     }
@@ -124,7 +129,14 @@ fn what_does_not_exist_is_not_found() {
 fn bad_requests_are_answered_and_do_no_harm() {
     let served = Served::start();
     let long = vec![b'x'; 100_000];
-    for bytes in [&b"hello\n"[..], b"{}\n", b"\xff\xfe\n", b"{\"query\":\"status\"", &long, b"\n"] {
+    for bytes in [
+        &b"hello\n"[..],
+        b"{}\n",
+        b"\xff\xfe\n",
+        b"{\"query\":\"status\"",
+        &long,
+        b"\n",
+    ] {
         if bytes == b"{\"query\":\"status\"" {
             // An unfinished line: the client hangs up.
             let mut stream = UnixStream::connect(served.path()).expect("the server listens");
@@ -179,7 +191,11 @@ fn an_agent_of_another_version_is_named_as_such() {
     let path = folder.path().join("agent.sock");
     let listener = UnixListener::bind(&path).expect("a socket");
     let server = std::thread::spawn(move || {
-        for answer in ["{\"schemaVersion\":2,\"kind\":\"MapList\",\"items\":[]}\n", "{\"schemaVersion\":1", "nonsense\n"] {
+        for answer in [
+            "{\"schemaVersion\":2,\"kind\":\"MapList\",\"items\":[]}\n",
+            "{\"schemaVersion\":1",
+            "nonsense\n",
+        ] {
             let (mut stream, _) = listener.accept().expect("a client");
             let mut line = String::new();
             BufReader::new(stream.try_clone().expect("a second handle"))

@@ -22,20 +22,56 @@ const PROGRAMS: [(&str, ProgramType, &str); 4] = [
 
 /// The helpers that the programs call.
 const HELPERS: [(&str, ProgramType, BpfHelper); 10] = [
-    ("set_retval", ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval),
-    ("get_socket_cookie", ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_get_socket_cookie),
-    ("get_netns_cookie", ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_get_netns_cookie),
-    ("get_current_cgroup_id", ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_get_current_cgroup_id),
+    (
+        "set_retval",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_set_retval,
+    ),
+    (
+        "get_socket_cookie",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_get_socket_cookie,
+    ),
+    (
+        "get_netns_cookie",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_get_netns_cookie,
+    ),
+    (
+        "get_current_cgroup_id",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_get_current_cgroup_id,
+    ),
     (
         "get_current_ancestor_cgroup_id",
         ProgramType::CgroupSockAddr,
         BpfHelper::BPF_FUNC_get_current_ancestor_cgroup_id,
     ),
-    ("ktime_get_ns", ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_ktime_get_ns),
-    ("sock_ops_cb_flags_set", ProgramType::SockOps, BpfHelper::BPF_FUNC_sock_ops_cb_flags_set),
-    ("skc_to_tcp_sock", ProgramType::SockOps, BpfHelper::BPF_FUNC_skc_to_tcp_sock),
-    ("probe_read_kernel", ProgramType::SockOps, BpfHelper::BPF_FUNC_probe_read_kernel),
-    ("ringbuf_output", ProgramType::SockOps, BpfHelper::BPF_FUNC_ringbuf_output),
+    (
+        "ktime_get_ns",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_ktime_get_ns,
+    ),
+    (
+        "sock_ops_cb_flags_set",
+        ProgramType::SockOps,
+        BpfHelper::BPF_FUNC_sock_ops_cb_flags_set,
+    ),
+    (
+        "skc_to_tcp_sock",
+        ProgramType::SockOps,
+        BpfHelper::BPF_FUNC_skc_to_tcp_sock,
+    ),
+    (
+        "probe_read_kernel",
+        ProgramType::SockOps,
+        BpfHelper::BPF_FUNC_probe_read_kernel,
+    ),
+    (
+        "ringbuf_output",
+        ProgramType::SockOps,
+        BpfHelper::BPF_FUNC_ringbuf_output,
+    ),
 ];
 
 /// The map types that the programs use.
@@ -53,7 +89,11 @@ pub(super) fn examine() -> Vec<Check> {
         judge(&format!("program.{name}"), &wanted, is_program_supported(kind))
     });
     let helpers = HELPERS.iter().map(|&(name, kind, helper)| {
-        judge(&format!("helper.{name}"), "available", is_helper_supported(kind, helper))
+        judge(
+            &format!("helper.{name}"),
+            "available",
+            is_helper_supported(kind, helper),
+        )
     });
     let maps = MAPS
         .iter()

@@ -48,7 +48,11 @@ impl Check {
             state,
             found: found.into(),
             wanted: wanted.to_owned(),
-            hint: if state == State::Ok { String::new() } else { hint.to_owned() },
+            hint: if state == State::Ok {
+                String::new()
+            } else {
+                hint.to_owned()
+            },
         }
     }
 }

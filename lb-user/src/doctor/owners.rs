@@ -170,7 +170,10 @@ mod tests {
     #[test]
     fn each_owner_is_known_by_its_traces() {
         let found = by_device(&strings(&["lo", "eth0", "kube-ipvs0", "cilium_net"]));
-        assert_eq!(found.iter().map(|owner| owner.name).collect::<Vec<_>>(), ["kube-proxy (ipvs)", "Cilium"]);
+        assert_eq!(
+            found.iter().map(|owner| owner.name).collect::<Vec<_>>(),
+            ["kube-proxy (ipvs)", "Cilium"]
+        );
         assert!(by_device(&strings(&["lo", "cali1234"])).is_empty());
         assert!(by_chain(&[chain("nat", "PREROUTING"), chain("mangle", "KUBE-KUBELET-CANARY")]).is_none());
         assert!(by_chain(&[chain("nat", "KUBE-SERVICES")]).is_some());
@@ -205,6 +208,10 @@ mod tests {
             unseen: vec!["nftables chains: denied".to_owned()],
         };
         let checks = judge(Mode::Balance, &owners);
-        assert!(checks.iter().any(|check| check.id == "owner.unseen" && check.state == State::Warn));
+        assert!(
+            checks
+                .iter()
+                .any(|check| check.id == "owner.unseen" && check.state == State::Warn)
+        );
     }
 }

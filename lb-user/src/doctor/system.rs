@@ -12,16 +12,16 @@ pub(super) fn examine(plan: &Plan) -> Vec<Check> {
         cgroup(plan),
         bpffs(&plan.bpffs),
         capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default()),
-        jit(read("/proc/sys/net/core/bpf_jit_enable")),
+        jit(read("/proc/sys/net/core/bpf_jit_enable").as_deref()),
     ]
 }
 
 /// Settings that the agent leaves alone, and that explain what its numbers show.
 pub(super) fn neighbours() -> Vec<Check> {
     vec![
-        ports(read("/proc/sys/net/ipv4/ip_local_port_range")),
-        tw_reuse(read("/proc/sys/net/ipv4/tcp_tw_reuse")),
-        conn_reuse(read("/proc/sys/net/ipv4/vs/conn_reuse_mode")),
+        ports(read("/proc/sys/net/ipv4/ip_local_port_range").as_deref()),
+        tw_reuse(read("/proc/sys/net/ipv4/tcp_tw_reuse").as_deref()),
+        conn_reuse(read("/proc/sys/net/ipv4/vs/conn_reuse_mode").as_deref()),
         nfs(&release()),
     ]
 }
@@ -45,7 +45,13 @@ fn kernel(release: &str) -> Check {
         Some(version) if version >= (6, 1) => State::Ok,
         _ => State::Fail,
     };
-    Check::new("kernel", state, release, "6.1 or newer", "upgrade the node's kernel: older ones lack bpf_set_retval at the connect hooks")
+    Check::new(
+        "kernel",
+        state,
+        release,
+        "6.1 or newer",
+        "upgrade the node's kernel: older ones lack bpf_set_retval at the connect hooks",
+    )
 }
 
 fn btf(path: &Path) -> Check {
@@ -54,7 +60,13 @@ fn btf(path: &Path) -> Check {
     } else {
         (State::Fail, "absent".to_owned())
     };
-    Check::new("btf", state, found, "/sys/kernel/btf/vmlinux", "use a kernel built with CONFIG_DEBUG_INFO_BTF")
+    Check::new(
+        "btf",
+        state,
+        found,
+        "/sys/kernel/btf/vmlinux",
+        "use a kernel built with CONFIG_DEBUG_INFO_BTF",
+    )
 }
 
 fn cgroup(plan: &Plan) -> Check {
@@ -65,7 +77,15 @@ fn cgroup(plan: &Plan) -> Check {
     };
     let path = match path {
         Ok(path) => path,
-        Err(error) => return Check::new("cgroup2", State::Fail, error.to_string(), wanted, "mount -t cgroup2 none /sys/fs/cgroup"),
+        Err(error) => {
+            return Check::new(
+                "cgroup2",
+                State::Fail,
+                error.to_string(),
+                wanted,
+                "mount -t cgroup2 none /sys/fs/cgroup",
+            );
+        }
     };
     match config::is_cgroup2(&path) {
         Ok(true) => Check::new("cgroup2", State::Ok, path.display().to_string(), wanted, ""),
@@ -76,7 +96,13 @@ fn cgroup(plan: &Plan) -> Check {
             wanted,
             "name a directory of the cgroup v2 hierarchy with --cgroup",
         ),
-        Err(error) => Check::new("cgroup2", State::Fail, format!("{}: {error}", path.display()), wanted, "name a directory that exists with --cgroup"),
+        Err(error) => Check::new(
+            "cgroup2",
+            State::Fail,
+            format!("{}: {error}", path.display()),
+            wanted,
+            "name a directory that exists with --cgroup",
+        ),
     }
 }
 
@@ -114,24 +140,42 @@ fn capabilities(status: &str) -> Check {
     if missing.is_empty() {
         Check::new("capabilities", State::Ok, named(true), wanted, "")
     } else {
-        Check::new("capabilities", State::Fail, format!("missing {missing}"), wanted, "run as root, or add the missing capabilities to the container")
+        Check::new(
+            "capabilities",
+            State::Fail,
+            format!("missing {missing}"),
+            wanted,
+            "run as root, or add the missing capabilities to the container",
+        )
     }
 }
 
-fn jit(setting: Option<String>) -> Check {
+fn jit(setting: Option<&str>) -> Check {
     let wanted = "net.core.bpf_jit_enable is 1";
-    match setting.as_deref() {
+    match setting {
         Some("1" | "2") => Check::new("jit", State::Ok, "on", wanted, ""),
-        Some("0") => Check::new("jit", State::Warn, "off: programs are interpreted", wanted, "sysctl -w net.core.bpf_jit_enable=1"),
+        Some("0") => Check::new(
+            "jit",
+            State::Warn,
+            "off: programs are interpreted",
+            wanted,
+            "sysctl -w net.core.bpf_jit_enable=1",
+        ),
         // The setting belongs to the first network namespace alone.
-        _ => Check::new("jit", State::Warn, "not visible from this network namespace", wanted, "run the doctor in the host's network namespace"),
+        _ => Check::new(
+            "jit",
+            State::Warn,
+            "not visible from this network namespace",
+            wanted,
+            "run the doctor in the host's network namespace",
+        ),
     }
 }
 
-fn ports(setting: Option<String>) -> Check {
+fn ports(setting: Option<&str>) -> Check {
     let id = "sysctl.ip_local_port_range";
     let wanted = "10000 or more source ports";
-    let range = setting.as_deref().and_then(|text| {
+    let range = setting.and_then(|text| {
         let mut numbers = text.split_whitespace().map(str::parse::<u32>);
         Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
     });
@@ -139,27 +183,45 @@ fn ports(setting: Option<String>) -> Check {
         Some((first, last)) => {
             let count = (last + 1).saturating_sub(first);
             let state = if count >= 10_000 { State::Ok } else { State::Warn };
-            Check::new(id, state, format!("{first} to {last}: {count} ports"), wanted, "few ports are reused soon: widen the range, or expect reuse within TIME_WAIT")
+            Check::new(
+                id,
+                state,
+                format!("{first} to {last}: {count} ports"),
+                wanted,
+                "few ports are reused soon: widen the range, or expect reuse within TIME_WAIT",
+            )
         }
-        None => Check::new(id, State::Warn, "cannot be read", wanted, "run the doctor in the host's network namespace"),
+        None => Check::new(
+            id,
+            State::Warn,
+            "cannot be read",
+            wanted,
+            "run the doctor in the host's network namespace",
+        ),
     }
 }
 
-fn tw_reuse(setting: Option<String>) -> Check {
-    let found = match setting.as_deref() {
+fn tw_reuse(setting: Option<&str>) -> Check {
+    let found = match setting {
         Some("0") => "0: a port waits 60 s after a close by the client",
         Some("1") => "1: a port can be used again 1 s after a close by the client",
         Some("2") => "2: as 1, on loopback only",
         _ => "cannot be read",
     };
     // For the reader's eyes: each value is sound, and says how soon ports come back.
-    Check::new("sysctl.tcp_tw_reuse", State::Ok, found, "any; it decides how soon source ports come back", "")
+    Check::new(
+        "sysctl.tcp_tw_reuse",
+        State::Ok,
+        found,
+        "any; it decides how soon source ports come back",
+        "",
+    )
 }
 
-fn conn_reuse(setting: Option<String>) -> Check {
+fn conn_reuse(setting: Option<&str>) -> Check {
     let id = "sysctl.ipvs_conn_reuse_mode";
     let wanted = "IPVS not loaded, or net.ipv4.vs.conn_reuse_mode=1";
-    match setting.as_deref() {
+    match setting {
         None => Check::new(id, State::Ok, "IPVS not loaded", wanted, ""),
         Some("0") => Check::new(
             id,
@@ -218,23 +280,25 @@ mod tests {
         assert_eq!(capabilities(all).state, State::Ok);
         let no_perfmon = "CapEff:\t0000008000001000\n";
         let found = capabilities(no_perfmon);
-        assert_eq!((found.state, found.found.as_str()), (State::Fail, "missing CAP_PERFMON"));
+        assert_eq!(
+            (found.state, found.found.as_str()),
+            (State::Fail, "missing CAP_PERFMON")
+        );
         assert_eq!(capabilities("").state, State::Fail);
     }
 
     #[test]
     fn settings_are_judged() {
-        let some = |text: &str| Some(text.to_owned());
-        assert_eq!(ports(some("32768\t60999")).found, "32768 to 60999: 28232 ports");
-        assert_eq!(ports(some("32768 60999")).state, State::Ok);
-        assert_eq!(ports(some("40000 40199")).state, State::Warn);
-        assert_eq!(ports(some("junk")).state, State::Warn);
-        assert_eq!(ports(some("60999 32768")).state, State::Warn);
-        assert_eq!(conn_reuse(some("0")).state, State::Warn);
-        assert_eq!(conn_reuse(some("1")).state, State::Ok);
+        assert_eq!(ports(Some("32768\t60999")).found, "32768 to 60999: 28232 ports");
+        assert_eq!(ports(Some("32768 60999")).state, State::Ok);
+        assert_eq!(ports(Some("40000 40199")).state, State::Warn);
+        assert_eq!(ports(Some("junk")).state, State::Warn);
+        assert_eq!(ports(Some("60999 32768")).state, State::Warn);
+        assert_eq!(conn_reuse(Some("0")).state, State::Warn);
+        assert_eq!(conn_reuse(Some("1")).state, State::Ok);
         assert_eq!(conn_reuse(None).state, State::Ok);
-        assert_eq!(jit(some("0")).state, State::Warn);
-        assert_eq!(jit(some("1")).state, State::Ok);
+        assert_eq!(jit(Some("0")).state, State::Warn);
+        assert_eq!(jit(Some("1")).state, State::Ok);
         assert_eq!(nfs("6.1.0-31").state, State::Warn);
         assert_eq!(nfs("6.6.1").state, State::Ok);
     }

@@ -26,11 +26,19 @@ impl Probes for Told {
     }
 
     fn live(&self) -> Result<(), String> {
-        if self.live { Ok(()) } else { Err("the reconcile loop has stopped".into()) }
+        if self.live {
+            Ok(())
+        } else {
+            Err("the reconcile loop has stopped".into())
+        }
     }
 
     fn ready(&self) -> Result<(), String> {
-        if self.ready { Ok(()) } else { Err("the self-probe found no frontend".into()) }
+        if self.ready {
+            Ok(())
+        } else {
+            Err("the self-probe found no frontend".into())
+        }
     }
 }
 
@@ -83,7 +91,11 @@ async fn ask(told: Told, method: Method, path: &str) -> (u16, String, String) {
     let listener = listen(([127, 0, 0, 1], 0).into()).await.expect("a free port");
     let address = listener.local_addr().expect("it is bound");
     let stop = CancellationToken::new();
-    let served = tokio::spawn(serve(listener, router(Arc::new(exporter), told, HEALTH_TIMEOUT), stop.clone()));
+    let served = tokio::spawn(serve(
+        listener,
+        router(Arc::new(exporter), told, HEALTH_TIMEOUT),
+        stop.clone(),
+    ));
 
     let stream = TcpStream::connect(address).await.expect("the server listens");
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
@@ -98,9 +110,10 @@ async fn ask(told: Told, method: Method, path: &str) -> (u16, String, String) {
         .expect("a request");
     let response = sender.send_request(request).await.expect("an answer");
     let status = response.status().as_u16();
-    let kind = response.headers().get("content-type").map_or_else(String::new, |value| {
-        value.to_str().expect("text").to_owned()
-    });
+    let kind = response
+        .headers()
+        .get("content-type")
+        .map_or_else(String::new, |value| value.to_str().expect("text").to_owned());
     let body = response.into_body().collect().await.expect("the whole body").to_bytes();
     drop(sender);
     stop.cancel();
@@ -129,7 +142,10 @@ fn leaving() -> Told {
 async fn metrics_are_the_text_format_exactly() {
     let (status, kind, body) = ask(well(), Method::GET, "/metrics").await;
     assert_eq!((status, kind.as_str()), (200, "text/plain; version=0.0.4"));
-    assert!(body.contains("evenkeel_build_info{version=\"0.1.0\",abi=\"1\"} 1\n"), "{body}");
+    assert!(
+        body.contains("evenkeel_build_info{version=\"0.1.0\",abi=\"1\"} 1\n"),
+        "{body}"
+    );
 }
 
 #[tokio::test]
@@ -183,4 +199,34 @@ async fn an_address_in_use_is_named() {
     let address = taken.local_addr().expect("it is bound");
     let error = listen(address).await.expect_err("it is taken").to_string();
     assert!(error.starts_with(&format!("--metrics-address {address}: ")), "{error}");
+}
+
+#[tokio::test]
+async fn a_client_that_never_finishes_does_not_keep_the_agent_from_stopping() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let told = Arc::new(well());
+    let exporter = Exporter::new(told.clone(), 10).expect("the families are sound");
+    let listener = listen(([127, 0, 0, 1], 0).into()).await.expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    let stop = CancellationToken::new();
+    let served = tokio::spawn(serve(
+        listener,
+        router(Arc::new(exporter), told, HEALTH_TIMEOUT),
+        stop.clone(),
+    ));
+    let mut stream = TcpStream::connect(address).await.expect("the server listens");
+    // One whole request, so that the connection is known to be served, and half of another.
+    stream
+        .write_all(b"GET /readyz HTTP/1.1\r\nhost: a\r\n\r\nGET /metrics HTTP/1.1\r\n")
+        .await
+        .expect("it listens");
+    let mut byte = [0; 1];
+    stream.read_exact(&mut byte).await.expect("the first answer");
+    stop.cancel();
+    tokio::time::timeout(GRACE * 5, served)
+        .await
+        .expect("it stops in time")
+        .expect("no panic")
+        .expect("an orderly end");
 }

@@ -31,7 +31,9 @@ pub(super) struct SnapshotCollector {
 
 impl fmt::Debug for SnapshotCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SnapshotCollector").field("roster", &self.roster).finish_non_exhaustive()
+        f.debug_struct("SnapshotCollector")
+            .field("roster", &self.roster)
+            .finish_non_exhaustive()
     }
 }
 
@@ -190,7 +192,11 @@ impl Page {
             }
         }
         for backend in &sample.by_backend {
-            self.counter(&families::BACKEND_CONNECTS, &with(&backend.backend), backend.connects as f64);
+            self.counter(
+                &families::BACKEND_CONNECTS,
+                &with(&backend.backend),
+                backend.connects as f64,
+            );
         }
     }
 
@@ -227,7 +233,11 @@ impl Page {
             let is = f64::from(u8::from(mode == snapshot.mode));
             self.gauge(&families::MODE, &[&mode.to_string()], is);
         }
-        self.gauge(&families::BUILD_INFO, &[snapshot.version, &snapshot.abi.to_string()], 1.0);
+        self.gauge(
+            &families::BUILD_INFO,
+            &[snapshot.version, &snapshot.abi.to_string()],
+            1.0,
+        );
     }
 
     fn kernel(&mut self, snapshot: &Snapshot) {
@@ -239,7 +249,11 @@ impl Page {
         }
         for sample in &snapshot.programs {
             self.counter(&families::PROGRAM_RUNS, &[&sample.program], sample.runs as f64);
-            self.counter(&families::PROGRAM_SECONDS, &[&sample.program], sample.run_nanoseconds as f64 / 1e9);
+            self.counter(
+                &families::PROGRAM_SECONDS,
+                &[&sample.program],
+                sample.run_nanoseconds as f64 / 1e9,
+            );
         }
         for &(source, count) in &snapshot.events_lost {
             self.counter(&families::EVENTS_LOST, &[source], count as f64);

@@ -65,8 +65,8 @@ pub const CONNECT_EDGES: &[f64] = &[
 pub const REUSE_EDGES: &[f64] = &crate::analysis::reuse::EDGES_SECONDS;
 /// Edges of an application's duration: doubled from a tenth of a millisecond.
 pub const SYNC_EDGES: &[f64] = &[
-    0.000_1, 0.000_2, 0.000_4, 0.000_8, 0.001_6, 0.003_2, 0.006_4, 0.012_8, 0.025_6, 0.051_2, 0.102_4, 0.204_8, 0.409_6,
-    0.819_2, 1.638_4, 3.276_8, 6.553_6,
+    0.000_1, 0.000_2, 0.000_4, 0.000_8, 0.001_6, 0.003_2, 0.006_4, 0.012_8, 0.025_6, 0.051_2, 0.102_4, 0.204_8,
+    0.409_6, 0.819_2, 1.638_4, 3.276_8, 6.553_6,
 ];
 /// kube-proxy's edges, so that its dashboards and objectives carry over.
 pub const PROGRAMMING_EDGES: &[f64] = &PROGRAMMING;
@@ -175,7 +175,12 @@ pub fn document() -> String {
          | metric | type | labels | what it says | no series |\n|---|---|---|---|---|\n",
     );
     for family in ALL {
-        let labels = family.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
+        let labels = family
+            .labels
+            .iter()
+            .map(|label| format!("`{label}`"))
+            .collect::<Vec<_>>()
+            .join(", ");
         // Writing into a String cannot fail.
         let _infallible = writeln!(
             out,

@@ -6,7 +6,10 @@
 
 use std::collections::HashMap;
 
-use super::{families::CONNECT_EDGES, snapshot::{Buckets, ServiceSample}};
+use super::{
+    families::CONNECT_EDGES,
+    snapshot::{Buckets, ServiceSample},
+};
 use crate::view::{BackendCountsView, Timestamp};
 
 /// How long series outlive their object.
@@ -62,7 +65,14 @@ impl Roster {
             let own_series = taken + index < self.cap;
             self.other_existed |= !own_series;
             let seen = now;
-            self.known.insert(key, Known { sample, own_series, seen });
+            self.known.insert(
+                key,
+                Known {
+                    sample,
+                    own_series,
+                    seen,
+                },
+            );
         }
         self.export()
     }
@@ -149,7 +159,10 @@ mod tests {
     }
 
     fn told(samples: &[ServiceSample]) -> Vec<(&str, u64)> {
-        samples.iter().map(|sample| (sample.name.as_str(), sample.connects)).collect()
+        samples
+            .iter()
+            .map(|sample| (sample.name.as_str(), sample.connects))
+            .collect()
     }
 
     #[test]
@@ -177,13 +190,19 @@ mod tests {
     #[test]
     fn beyond_the_cap_the_rest_is_added_up_and_never_falls() {
         let mut roster = Roster::new(2);
-        let found = roster.settle(at(1), vec![service("a", 1), service("b", 30), service("c", 20), service("d", 2)]);
+        let found = roster.settle(
+            at(1),
+            vec![service("a", 1), service("b", 30), service("c", 20), service("d", 2)],
+        );
         assert_eq!(told(&found), [("b", 30), ("c", 20), (OTHER, 3)]);
         // One of those with own series goes: there is room again, but nobody changes sides.
         let mut last = 0;
         for second in [2, 40, 80, 140, 200] {
             let found = roster.settle(at(second), vec![service("a", 100), service("c", 20)]);
-            let other = found.iter().find(|sample| sample.name == OTHER).map_or(0, |sample| sample.connects);
+            let other = found
+                .iter()
+                .find(|sample| sample.name == OTHER)
+                .map_or(0, |sample| sample.connects);
             assert!(other >= last, "{other} after {last}");
             last = other;
         }

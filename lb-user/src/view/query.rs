@@ -44,7 +44,12 @@ pub struct ExplainQuery {
 
 /// One question to the agent; the control socket's request line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "query", rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
+#[serde(
+    tag = "query",
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase",
+    deny_unknown_fields
+)]
 pub enum Query {
     /// How the agent is.
     Status {},
@@ -182,7 +187,9 @@ fn parse_protocol(text: &str) -> Result<Protocol, QueryError> {
     match text {
         "TCP" => Ok(Protocol::Tcp),
         "UDP" => Ok(Protocol::Udp),
-        other => Err(QueryError::Invalid(format!("protocol `{other}`: allowed are TCP and UDP"))),
+        other => Err(QueryError::Invalid(format!(
+            "protocol `{other}`: allowed are TCP and UDP"
+        ))),
     }
 }
 
@@ -190,9 +197,13 @@ fn parse_protocol(text: &str) -> Result<Protocol, QueryError> {
 pub fn parse_service_name(text: &str) -> Result<ObjectName, String> {
     let (namespace, name) = text.split_once('/').unwrap_or(("default", text));
     for part in [namespace, name] {
-        let letters = part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.');
+        let letters = part
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.');
         if part.is_empty() || part.len() > 253 || !letters {
-            return Err(format!("`{text}` is not a Service's name; allowed are NAME and NAMESPACE/NAME"));
+            return Err(format!(
+                "`{text}` is not a Service's name; allowed are NAME and NAMESPACE/NAME"
+            ));
         }
     }
     Ok(ObjectName::new(namespace, name))

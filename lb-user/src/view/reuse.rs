@@ -121,7 +121,9 @@ impl ReuseView {
         let (expected, comparable) = services
             .iter()
             .filter_map(|service| Some((service.expected_same_share?, service.same_backend + service.moved)))
-            .fold((0.0, 0), |(sum, n), (share, weight)| (sum + share * weight as f64, n + weight));
+            .fold((0.0, 0), |(sum, n), (share, weight)| {
+                (sum + share * weight as f64, n + weight)
+            });
         Self {
             horizon_seconds,
             connections: counts.connections,

@@ -82,7 +82,10 @@ impl fmt::Display for Timestamp {
         let of_day = self.millis.rem_euclid(DAY_MILLIS);
         let (seconds, millis) = (of_day / 1_000, of_day % 1_000);
         let (hour, minute, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
-        write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+        write!(
+            f,
+            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z"
+        )
     }
 }
 
@@ -108,7 +111,9 @@ fn parse(text: &str) -> Option<Timestamp> {
     }
     let millis: i64 = format!("{fraction:0<3}").get(..3)?.parse().ok()?;
     let seconds = (hour * 60 + minute) * 60 + second;
-    Some(Timestamp::from_unix_millis(day_number * DAY_MILLIS + seconds * 1_000 + millis))
+    Some(Timestamp::from_unix_millis(
+        day_number * DAY_MILLIS + seconds * 1_000 + millis,
+    ))
 }
 
 /// Three unsigned numbers with a separator between; at most four digits each.
@@ -170,8 +175,16 @@ mod tests {
         ] {
             assert!(text.parse::<Timestamp>().is_err(), "{text}");
         }
-        assert_eq!("2026-01-31T12:00:00Z".parse::<Timestamp>().map(|t| t.to_string()), Ok("2026-01-31T12:00:00.000Z".to_owned()));
-        assert_eq!("2026-01-31T12:00:00.5Z".parse::<Timestamp>().map(|t| t.unix_millis() % 1000), Ok(500));
+        assert_eq!(
+            "2026-01-31T12:00:00Z".parse::<Timestamp>().map(|t| t.to_string()),
+            Ok("2026-01-31T12:00:00.000Z".to_owned())
+        );
+        assert_eq!(
+            "2026-01-31T12:00:00.5Z"
+                .parse::<Timestamp>()
+                .map(|t| t.unix_millis() % 1000),
+            Ok(500)
+        );
     }
 
     #[test]

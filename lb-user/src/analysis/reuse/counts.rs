@@ -86,11 +86,9 @@ impl ReuseCounts {
 ///
 /// None without an eligible backend.
 pub fn chance_of_same(weights: impl IntoIterator<Item = u32>) -> Option<f64> {
-    let (sum, squares) = weights
-        .into_iter()
-        .fold((0.0, 0.0), |(sum, squares), weight| {
-            let weight = f64::from(weight);
-            (sum + weight, squares + weight * weight)
-        });
+    let (sum, squares) = weights.into_iter().fold((0.0, 0.0), |(sum, squares), weight| {
+        let weight = f64::from(weight);
+        (sum + weight, squares + weight * weight)
+    });
     (sum > 0.0).then(|| squares / (sum * sum))
 }

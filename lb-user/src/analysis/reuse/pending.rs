@@ -73,9 +73,7 @@ impl Pending {
     }
 
     pub(super) fn advance(&mut self, now_ns: u64) {
-        self.watermark_ns = self
-            .watermark_ns
-            .max(now_ns.saturating_sub(self.disorder_ns));
+        self.watermark_ns = self.watermark_ns.max(now_ns.saturating_sub(self.disorder_ns));
     }
 
     /// The next record whose place is certain, or that is pushed out for want of room.

@@ -57,12 +57,7 @@ fn the_interval_runs_from_close_to_start() {
     );
     let total = tracker.total();
     assert_eq!(
-        (
-            total.connections,
-            total.same_backend,
-            total.moved,
-            total.total()
-        ),
+        (total.connections, total.same_backend, total.moved, total.total()),
         (3, 1, 1, 2)
     );
     // 60 s belongs to the bucket that ends at 60 s, 1 s to the one that ends at 1 s.
@@ -75,18 +70,12 @@ fn the_interval_runs_from_close_to_start() {
 fn the_horizon_is_included_and_beyond_it_is_first() {
     let at = fold(
         in_order(),
-        &[
-            record(1, 1, SECOND, 7),
-            record(1, 121 * SECOND, 122 * SECOND, 7),
-        ],
+        &[record(1, 1, SECOND, 7), record(1, 121 * SECOND, 122 * SECOND, 7)],
     );
     assert_eq!(at.total().total(), 1);
     let beyond = fold(
         in_order(),
-        &[
-            record(1, 1, SECOND, 7),
-            record(1, 121 * SECOND + 1, 122 * SECOND, 7),
-        ],
+        &[record(1, 1, SECOND, 7), record(1, 121 * SECOND + 1, 122 * SECOND, 7)],
     );
     assert_eq!(beyond.total().total(), 0);
 }
@@ -120,20 +109,14 @@ fn a_backend_that_is_gone_makes_the_reuse_stale() {
     }
     tracker.drain(usable);
     let total = tracker.total();
-    assert_eq!(
-        (total.same_backend, total.moved, total.stale_backend),
-        (1, 0, 1)
-    );
+    assert_eq!((total.same_backend, total.moved, total.stale_backend), (1, 0, 1));
 }
 
 #[test]
 fn of_two_that_overlap_the_later_end_counts() {
     let tracker = fold(
         in_order(),
-        &[
-            record(1, 2 * SECOND, 3 * SECOND, 8),
-            record(1, SECOND, 10 * SECOND, 7),
-        ],
+        &[record(1, 2 * SECOND, 3 * SECOND, 8), record(1, SECOND, 10 * SECOND, 7)],
     );
     assert_eq!((tracker.total().overlap, tracker.total().total()), (1, 0));
 }
@@ -173,11 +156,7 @@ fn disorder_beyond_the_window_is_counted_late() {
     tracker.push(record(1, SECOND, 2 * SECOND, 7), always);
     tracker.drain(always);
     assert_eq!(
-        (
-            tracker.late(),
-            tracker.total().connections,
-            tracker.total().total()
-        ),
+        (tracker.late(), tracker.total().connections, tracker.total().total()),
         (1, 3, 0)
     );
 }
@@ -207,10 +186,7 @@ fn memory_is_bounded_and_evictions_are_counted() {
     };
     let mut tracker = ReuseTracker::new(config);
     for i in 0..5_000_u64 {
-        tracker.push(
-            record((i % 1_000) as u16, 1 + i * 1_000, 2 + i * 1_000, 7),
-            always,
-        );
+        tracker.push(record((i % 1_000) as u16, 1 + i * 1_000, 2 + i * 1_000, 7), always);
         assert!(tracker.tuples() <= 100 && tracker.held_back() <= 10);
         assert!(tracker.order.len() <= 201, "{}", tracker.order.len());
     }
@@ -219,10 +195,7 @@ fn memory_is_bounded_and_evictions_are_counted() {
     // One tuple alone, used over and over, costs one entry.
     let before = tracker.evicted();
     for i in 0..5_000_u64 {
-        tracker.push(
-            record(1, SECOND + i * 1_000, SECOND + i * 1_000 + 1, 7),
-            always,
-        );
+        tracker.push(record(1, SECOND + i * 1_000, SECOND + i * 1_000 + 1, 7), always);
     }
     tracker.drain(always);
     assert_eq!(tracker.evicted() - before, 1);
@@ -233,10 +206,7 @@ fn memory_is_bounded_and_evictions_are_counted() {
 fn a_forgotten_service_leaves_the_totals() {
     let mut tracker = fold(
         in_order(),
-        &[
-            record(1, SECOND, 2 * SECOND, 7),
-            record(1, 3 * SECOND, 4 * SECOND, 7),
-        ],
+        &[record(1, SECOND, 2 * SECOND, 7), record(1, 3 * SECOND, 4 * SECOND, 7)],
     );
     assert_eq!(tracker.service(1).map(ReuseCounts::total), Some(1));
     tracker.forget_service(1);
@@ -259,11 +229,7 @@ fn naive_by_end(records: &[ConnRecord], horizon_ns: u64) -> ReuseCounts {
     sorted.sort_by_key(|r| (r.end_ns, r.start_ns, r.service, r.tuple, r.backend));
     let mut counts = ReuseCounts::default();
     for (i, record) in sorted.iter().enumerate() {
-        let before = || {
-            sorted[..i]
-                .iter()
-                .filter(|other| other.tuple == record.tuple)
-        };
+        let before = || sorted[..i].iter().filter(|other| other.tuple == record.tuple);
         counts.add(if before().any(|other| other.end_ns > record.start_ns) {
             Outcome::Overlap
         } else {
@@ -318,11 +284,8 @@ fn alike(found: &ReuseCounts, wanted: &ReuseCounts) -> Result<(), TestCaseError>
 }
 
 fn any_records() -> impl Strategy<Value = Vec<ConnRecord>> {
-    let one = (0_u16..4, 1_u64..2_000, 0_u64..300, 0_u32..3).prop_map(
-        |(port, start, length, backend)| {
-            record(port, start * SECOND, (start + length) * SECOND, backend)
-        },
-    );
+    let one = (0_u16..4, 1_u64..2_000, 0_u64..300, 0_u32..3)
+        .prop_map(|(port, start, length, backend)| record(port, start * SECOND, (start + length) * SECOND, backend));
     proptest::collection::vec(one, 0..80)
 }
 

@@ -78,7 +78,10 @@ fn take(mut batch: &[u8], chains: &mut Vec<Chain>) -> io::Result<bool> {
     while !batch.is_empty() {
         let length = word32(batch, 0).ok_or_else(broken)? as usize;
         let kind = word16(batch, 4).ok_or_else(broken)?;
-        let message = batch.get(..length).filter(|message| message.len() >= HEADER).ok_or_else(broken)?;
+        let message = batch
+            .get(..length)
+            .filter(|message| message.len() >= HEADER)
+            .ok_or_else(broken)?;
         let payload = &message[HEADER..];
         match kind {
             NLMSG_DONE => return Ok(true),

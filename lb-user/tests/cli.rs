@@ -1,0 +1,307 @@
+//! The binary as people run it: its exit codes, its sentences, and a whole question over a real socket.
+
+#[path = "../src/view/fixture.rs"]
+pub mod fixture;
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use fixture::Fixture;
+use lb_user::control::{ControlSocket, serve};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+/// Runs `evenkeel` with nothing of this process's environment but the path.
+fn evenkeel(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
+    command.args(args).env_clear();
+    if let Some(path) = std::env::var_os("PATH") {
+        command.env("PATH", path);
+    }
+    command.output().expect("the binary runs")
+}
+
+fn code(output: &Output) -> Option<i32> {
+    output.status.code()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("text")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("text")
+}
+
+/// An agent that answers from the fixture.
+struct Served {
+    folder: TempDir,
+    _runtime: Runtime,
+}
+
+impl Served {
+    fn start(ready: bool) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let runtime = Runtime::new().expect("a runtime");
+        let socket = runtime
+            .block_on(async { ControlSocket::open(&folder.path().join("agent.sock")) })
+            .expect("the socket opens");
+        runtime.spawn(serve(socket, Arc::new(Fixture { ready }), CancellationToken::new()));
+        Self {
+            folder,
+            _runtime: runtime,
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("agent.sock")
+    }
+
+    fn ask(&self, args: &[&str]) -> Output {
+        let path = self.path();
+        let socket = path.to_str().expect("text");
+        evenkeel(&[&["--socket", socket], args].concat())
+    }
+}
+
+#[test]
+fn without_an_agent_every_question_ends_with_three_and_one_sentence() {
+    for args in [
+        &["status"][..],
+        &["service", "list"],
+        &["service", "get", "web"],
+        &["backend", "list"],
+        &["reuse"],
+        &["table", "get", "web"],
+        &["explain", "10.0.0.1", "10.96.0.1:80"],
+        &["map", "list"],
+        &["map", "dump", "FRONTENDS"],
+    ] {
+        let output = evenkeel(&[&["--socket", "/nonexistent/agent.sock"], args].concat());
+        let said = stderr(&output);
+        assert_eq!(code(&output), Some(3), "{args:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains("/nonexistent/agent.sock"), "{said}");
+        assert!(stdout(&output).is_empty());
+    }
+}
+
+#[test]
+fn bad_flags_end_with_two_and_name_the_flag_and_what_is_allowed() {
+    for (args, words) in [
+        (
+            &["agent", "--source", "ftp:x"][..],
+            &["--source", "ftp:x", "dir:PATH and kube"][..],
+        ),
+        (&["agent"], &["--source"]),
+        (
+            &["agent", "--source", "dir:/nonexistent"],
+            &["--source", "/nonexistent", "exists"],
+        ),
+        (
+            &["agent", "--source", "kube", "--mode", "both"],
+            &["--mode", "both", "balance, observe"],
+        ),
+        (
+            &["agent", "--source", "kube", "--metrics-address", "nine"],
+            &["--metrics-address", "nine", "ADDR:PORT", "none"],
+        ),
+        (
+            &["agent", "--source", "kube", "--max-backends", "0"],
+            &["--max-backends", "'0'", "1 to"],
+        ),
+        (
+            &["agent", "--source", "kube", "--pin-name", "../x"],
+            &["--pin-name", "../x", "letters"],
+        ),
+        (
+            &["agent", "--source", "kube", "--reuse-horizon", "0"],
+            &["--reuse-horizon", "'0'", "1 to 3600"],
+        ),
+        (
+            &["agent", "--source", "kube", "--nodeport-addresses", "some"],
+            &["--nodeport-addresses", "some", "primary, all"],
+        ),
+        (
+            &["agent", "--source", "kube", "--node-address", "x"],
+            &["--node-address", "'x'"],
+        ),
+        (
+            &["agent", "--source", "kube", "--cgroup", "/proc"],
+            &["--cgroup", "/proc", "cgroup v2"],
+        ),
+        (
+            &["agent", "--source", "kube", "--external-ips", "maybe"],
+            &["--external-ips", "maybe", "true, false"],
+        ),
+        (
+            &["explain", "10.0.0.1", "10.96.0.1"],
+            &["VIP:PORT", "10.96.0.1", "ADDR:PORT"],
+        ),
+        (&["explain", "10.0.0.1", "10.96.0.1:0"], &["VIP:PORT", "10.96.0.1:0"]),
+        (&["service", "get", "A/B"], &["SERVICE", "A/B", "NAMESPACE/NAME"]),
+        (&["backend", "list", "web", "-n", "shop"], &["--namespace"]),
+        (&["status", "-o", "xml"], &["--output", "xml", "json"]),
+        (&["status", "--timeout", "5"], &["--wait"]),
+        (&["conjure"], &["conjure"]),
+        (&[], &["Usage"]),
+    ] {
+        let output = evenkeel(args);
+        let said = stderr(&output);
+        assert_eq!(code(&output), Some(2), "{args:?}: {said}");
+        for word in words {
+            assert!(said.contains(word), "{args:?}: `{word}` is not in: {said}");
+        }
+    }
+}
+
+#[test]
+fn an_agent_answers_over_its_socket() {
+    let served = Served::start(true);
+    let listed = served.ask(&["service", "list", "-n", "shop", "--no-headers"]);
+    assert_eq!(code(&listed), Some(0), "{}", stderr(&listed));
+    assert!(stdout(&listed).starts_with("shop   web"), "{}", stdout(&listed));
+
+    let got = stdout(&served.ask(&["service", "get", "shop/web"]));
+    assert!(got.contains("10.96.7.7:80") && got.contains("[fd00::7]:8080"), "{got}");
+
+    let json = served.ask(&["reuse", "-o", "json"]);
+    let value: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!(
+        (value["schemaVersion"].as_u64(), value["sameBackend"].as_u64()),
+        (Some(1), Some(640))
+    );
+
+    let names = stdout(&served.ask(&["backend", "list", "shop/web", "-o", "name"]));
+    assert_eq!(
+        names,
+        "backend/10.244.1.5:8080/TCP\nbackend/10.244.1.6:8080/TCP\nbackend/[fd00::7]:8080/TCP\n"
+    );
+}
+
+#[test]
+fn what_does_not_exist_ends_with_one() {
+    let served = Served::start(true);
+    for (args, what) in [
+        (&["service", "get", "shop/none"][..], "Service shop/none"),
+        (&["table", "get", "none"], "Service default/none"),
+        (&["map", "dump", "nothing"], "map nothing"),
+    ] {
+        let output = served.ask(args);
+        assert_eq!(code(&output), Some(1), "{args:?}");
+        assert!(stderr(&output).contains(what), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn status_waits_for_readiness_and_gives_up_in_time() {
+    // The fixture has a program that is not attached, so its status is never fine.
+    let served = Served::start(true);
+    let begun = Instant::now();
+    let output = served.ask(&["status", "--wait", "--timeout", "1"]);
+    assert_eq!(code(&output), Some(1));
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    assert!(stdout(&output).contains("shop/web, which is older"));
+    let nobody = evenkeel(&[
+        "--socket",
+        "/nonexistent/agent.sock",
+        "status",
+        "--wait",
+        "--timeout",
+        "0",
+    ]);
+    assert_eq!(code(&nobody), Some(3));
+}
+
+#[test]
+fn cleanup_refuses_beside_an_agent_and_removes_what_is_left() {
+    let served = Served::start(true);
+    let root = tempfile::tempdir().expect("a folder");
+    let pins = root.path().join("evenkeel");
+    std::fs::create_dir_all(pins.join("1/links")).expect("folders");
+    std::fs::write(pins.join("1/links/connect4"), "").expect("a file");
+    let bpffs = root.path().to_str().expect("text");
+
+    let refused = served.ask(&["cleanup", "--bpffs", bpffs]);
+    assert_eq!(code(&refused), Some(1));
+    assert!(stderr(&refused).contains("stop it first"), "{}", stderr(&refused));
+    assert!(pins.exists());
+
+    let args = ["--socket", "/nonexistent/agent.sock", "cleanup", "--bpffs", bpffs];
+    let planned = evenkeel(&[&args[..], &["--dry-run"]].concat());
+    assert!(stdout(&planned).starts_with("would remove "), "{}", stdout(&planned));
+    assert!(pins.exists());
+    let done = evenkeel(&args);
+    assert_eq!(code(&done), Some(0), "{}", stderr(&done));
+    assert!(!pins.exists() && Path::new(bpffs).exists());
+    assert_eq!(stdout(&evenkeel(&args)), "nothing to remove\n");
+}
+
+#[test]
+fn doctor_judges_every_check_and_its_exit_code_follows() {
+    let output = evenkeel(&["doctor", "-o", "json", "--bpffs", "/proc"]);
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let checks = value["checks"].as_array().expect("a list");
+    let state = |id: &str| {
+        let check = checks
+            .iter()
+            .find(|check| check["id"] == id)
+            .expect("the check is there");
+        check["state"].as_str().map(str::to_owned)
+    };
+    for id in [
+        "kernel",
+        "btf",
+        "cgroup2",
+        "capabilities",
+        "jit",
+        "program.sock_ops",
+        "helper.set_retval",
+        "owner.cilium",
+    ] {
+        assert!(state(id).is_some(), "{id}");
+    }
+    // /proc is no BPF file system, so this one must fail, and with it the whole.
+    assert_eq!(state("bpffs").as_deref(), Some("fail"));
+    assert_eq!(code(&output), Some(1));
+    for check in checks {
+        let fine = check["state"] == "ok";
+        assert_eq!(check["hint"].is_null(), fine, "{check}: a hint where it is needed");
+    }
+}
+
+#[test]
+fn completion_and_version_need_nobody() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = evenkeel(&["completion", shell]);
+        assert_eq!(code(&output), Some(0));
+        assert!(stdout(&output).contains("evenkeel"));
+    }
+    let version = evenkeel(&["version", "-o", "json"]);
+    let value: serde_json::Value = serde_json::from_slice(&version.stdout).expect("JSON");
+    assert_eq!(value["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(
+        stdout(&evenkeel(&["--version"])),
+        format!("evenkeel {}\n", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let served = Served::start(true);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+        .args(["service", "list", "--socket"])
+        .arg(served.path())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!((code(&output), stderr(&output).as_str()), (Some(0), ""));
+}
