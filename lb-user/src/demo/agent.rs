@@ -223,6 +223,18 @@ impl<'a> Agent<'a> {
         }
     }
 
+    /// Connections to the web Service that the kernel programs have counted.
+    pub(super) fn web_connects(&self) -> Result<u64> {
+        let query = Query::Service {
+            namespace: "default".to_owned(),
+            name: "web".to_owned(),
+        };
+        match control::ask(&self.socket, &query)? {
+            Answer::Service(view) => Ok(view.connects),
+            other => bail!("the agent answered a question for a Service with {other:?}"),
+        }
+    }
+
     /// Asks for the counts of this life of the agent.
     fn ask_reuse(&self) -> Result<Reuse> {
         let query = Query::Reuse {

@@ -139,7 +139,16 @@ fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
     .play_agent(&mut agent)?;
     let reuse = agent.reuse_total();
 
-    let reference = match play_reference(options.connections, interrupts, &mut progress) {
+    // The reference's client must not pass through the programs that are attached to the agent's cgroup.
+    let apart = ChildCgroup::new("reference")?;
+    apart.join()?;
+    let before = agent.web_connects()?;
+    let played = play_reference(options.connections, interrupts, &mut progress);
+    group.join()?;
+    if agent.web_connects()? != before {
+        bail!("connections of the reference passed through Evenkeel: the comparison would be worth nothing");
+    }
+    let reference = match played {
         Ok(acts) => Reference::played(acts),
         Err(error) if interrupts.check().is_err() => return Err(error),
         // Without nft, or in a kernel without its expressions, the demo still shows what it is about.
