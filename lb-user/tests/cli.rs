@@ -96,7 +96,7 @@ fn bad_flags_end_with_two_and_name_the_flag_and_what_is_allowed() {
     for (args, words) in [
         (
             &["agent", "--source", "ftp:x"][..],
-            &["--source", "ftp:x", "dir:PATH and kube"][..],
+            &["--source", "ftp:x", "wanted dir:PATH or kube"][..],
         ),
         (&["agent"], &["--source"]),
         (
