@@ -258,6 +258,6 @@ mod tests {
         assert!(parse_metrics_address("localhost:9975").is_err());
         assert_eq!(parse_horizon("0.5"), Err("allowed are 1 to 3600 (seconds)".to_owned()));
         assert!(parse_horizon("NaN").is_err());
-        assert_eq!(parse_horizon("120"), Ok(Duration::from_secs(120)));
+        assert_eq!(parse_horizon("120"), Ok(Duration::from_mins(2)));
     }
 }

@@ -11,7 +11,10 @@ use std::{
 };
 
 use fixture::Fixture;
-use lb_user::control::{ControlSocket, serve};
+use lb_user::{
+    control::{ControlSocket, serve},
+    datapath::pins::Pins,
+};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -96,7 +99,7 @@ fn bad_flags_end_with_two_and_name_the_flag_and_what_is_allowed() {
     for (args, words) in [
         (
             &["agent", "--source", "ftp:x"][..],
-            &["--source", "ftp:x", "dir:PATH and kube"][..],
+            &["--source", "ftp:x", "wanted dir:PATH or kube"][..],
         ),
         (&["agent"], &["--source"]),
         (
@@ -220,19 +223,21 @@ fn status_waits_for_readiness_and_gives_up_in_time() {
 
 #[test]
 fn cleanup_refuses_beside_an_agent_and_removes_what_is_left() {
-    let served = Served::start(true);
     let root = tempfile::tempdir().expect("a folder");
     let pins = root.path().join("evenkeel");
-    std::fs::create_dir_all(pins.join("1/links")).expect("folders");
-    std::fs::write(pins.join("1/links/connect4"), "").expect("a file");
+    std::fs::create_dir_all(pins.join("1")).expect("folders");
+    std::fs::write(pins.join("1/link-connect4"), "").expect("a file");
     let bpffs = root.path().to_str().expect("text");
 
-    let refused = served.ask(&["cleanup", "--bpffs", bpffs]);
+    // As an agent does for as long as it lives.
+    let lock = Pins::new(root.path(), "evenkeel").lock().expect("nobody else has it");
+    let refused = evenkeel(&["cleanup", "--bpffs", bpffs]);
     assert_eq!(code(&refused), Some(1));
     assert!(stderr(&refused).contains("stop it first"), "{}", stderr(&refused));
-    assert!(pins.exists());
+    assert!(pins.join("1/link-connect4").exists());
+    drop(lock);
 
-    let args = ["--socket", "/nonexistent/agent.sock", "cleanup", "--bpffs", bpffs];
+    let args = ["cleanup", "--bpffs", bpffs];
     let planned = evenkeel(&[&args[..], &["--dry-run"]].concat());
     assert!(stdout(&planned).starts_with("would remove "), "{}", stdout(&planned));
     assert!(pins.exists());

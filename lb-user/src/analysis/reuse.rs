@@ -11,7 +11,10 @@ mod pending;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    hash::{DefaultHasher, Hash, Hasher},
+};
 
 pub use counts::{EDGES_SECONDS, INTERVAL_BUCKETS, Outcome, ReuseCounts, chance_of_same};
 use pending::Pending;
@@ -32,6 +35,21 @@ pub struct ClientTuple {
     /// The IP protocol number.
     pub protocol: u8,
 }
+
+impl ClientTuple {
+    /// 128 bits that stand for the tuple: a third of its size, and two tuples share them with a chance of 2⁻¹²⁸.
+    fn digest(&self) -> Digest {
+        let half = |salt: u8| {
+            let mut hasher = DefaultHasher::new();
+            salt.hash(&mut hasher);
+            self.hash(&mut hasher);
+            hasher.finish()
+        };
+        [half(0), half(1)]
+    }
+}
+
+type Digest = [u64; 2];
 
 /// One connection's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +73,7 @@ pub struct ReuseConfig {
     pub horizon_ns: u64,
     /// How much later than its successor, in nanoseconds between their ends, a record may come and still be put in order.
     pub disorder_ns: u64,
-    /// Tuples remembered; beyond it the one that closed longest ago is forgotten.
+    /// Tuples remembered, at some 200 bytes each; beyond it the one that closed longest ago is forgotten.
     pub capacity: usize,
     /// Records held back for ordering; beyond it the earliest are judged at once.
     pub pending: usize,
@@ -92,9 +110,9 @@ struct LastUse {
 pub struct ReuseTracker {
     config: ReuseConfig,
     pending: Pending,
-    tuples: HashMap<ClientTuple, LastUse>,
+    tuples: HashMap<Digest, LastUse>,
     /// (touched, tuple), oldest first; entries whose time no longer matches the tuple's are stale.
-    order: VecDeque<(u64, ClientTuple)>,
+    order: VecDeque<(u64, Digest)>,
     total: ReuseCounts,
     services: BTreeMap<u32, ReuseCounts>,
     newest_ns: u64,
@@ -197,17 +215,19 @@ impl ReuseTracker {
     }
 
     fn open(&mut self, record: ConnRecord) {
-        let entry = self.tuples.entry(record.tuple).or_default();
+        let tuple = record.tuple.digest();
+        let entry = self.tuples.entry(tuple).or_default();
         // The kernel does not hand out one full tuple twice: an open use with the same backend must have ended unreported.
         entry.open.retain(|&(_, backend)| backend != record.backend);
         if entry.open.len() < MAX_OPEN {
             entry.open.push((record.start_ns, record.backend));
         }
-        self.touch(record.tuple, record.start_ns.max(1));
+        self.touch(tuple, record.start_ns.max(1));
     }
 
     fn judge(&mut self, record: ConnRecord, usable: &mut impl FnMut(u32, u64) -> bool) {
-        let entry = self.tuples.entry(record.tuple).or_default();
+        let tuple = record.tuple.digest();
+        let entry = self.tuples.entry(tuple).or_default();
         let inside_open = entry.inside_open(&record);
         let outcome = entry.classify(&record, self.config.horizon_ns, usable);
         // Its own opening, and any older one that the same full tuple proves over.
@@ -222,13 +242,13 @@ impl ReuseTracker {
         self.late += u64::from(outcome == Outcome::Late);
         self.total.add(outcome);
         self.services.entry(record.service).or_default().add(outcome);
-        self.touch(record.tuple, record.end_ns);
+        self.touch(tuple, record.end_ns);
     }
 
     /// Moves a tuple to the young end of the order, and evicts the oldest beyond the capacity.
     ///
     /// Nothing is dropped by age alone: a connection that lasted an hour is still compared with what preceded it.
-    fn touch(&mut self, tuple: ClientTuple, at_ns: u64) {
+    fn touch(&mut self, tuple: Digest, at_ns: u64) {
         self.newest_ns = self.newest_ns.max(at_ns);
         if let Some(entry) = self.tuples.get_mut(&tuple)
             && at_ns > entry.touched_ns

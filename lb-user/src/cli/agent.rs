@@ -11,8 +11,8 @@ use clap::{Args, ValueEnum};
 
 use super::{Failure, Found};
 use crate::config::{
-    self, Config, Limits, LogFormat, LogLevel, Mode, NodePortAddresses, SourceSpec, parse_horizon, parse_nodeport_addresses, parse_metrics_address,
-    parse_pin_name,
+    self, Config, Limits, LogFormat, LogLevel, Mode, NodePortAddresses, SourceSpec, parse_horizon,
+    parse_metrics_address, parse_nodeport_addresses, parse_pin_name,
 };
 
 /// Run the agent: keep the kernel in step with the source, and watch
@@ -45,13 +45,28 @@ pub(super) struct AgentArgs {
           value_parser = parse_nodeport_addresses)]
     nodeport_addresses: NodePortAddresses,
     /// An address of this node, given instead of discovered (repeatable)
-    #[arg(long = "node-address", env = "EVENKEEL_NODE_ADDRESS", value_name = "ADDR", value_delimiter = ',')]
+    #[arg(
+        long = "node-address",
+        env = "EVENKEEL_NODE_ADDRESS",
+        value_name = "ADDR",
+        value_delimiter = ','
+    )]
     node_addresses: Vec<IpAddr>,
     /// An interface on which to watch connections that pass through (repeatable)
-    #[arg(long = "interface", env = "EVENKEEL_INTERFACE", value_name = "NAME", value_delimiter = ',')]
+    #[arg(
+        long = "interface",
+        env = "EVENKEEL_INTERFACE",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
     interfaces: Vec<String>,
     /// A cgroup whose sockets keep the addresses that they dial (repeatable)
-    #[arg(long = "opt-out-cgroup", env = "EVENKEEL_OPT_OUT_CGROUP", value_name = "PATH", value_delimiter = ',')]
+    #[arg(
+        long = "opt-out-cgroup",
+        env = "EVENKEEL_OPT_OUT_CGROUP",
+        value_name = "PATH",
+        value_delimiter = ','
+    )]
     opt_out_cgroups: Vec<PathBuf>,
     /// Where to serve /metrics, /healthz, /livez and /readyz; `none` serves nothing
     #[arg(long, env = "EVENKEEL_METRICS_ADDRESS", value_name = "ADDR:PORT|none", default_value = "127.0.0.1:9975",
@@ -143,14 +158,24 @@ impl AgentArgs {
         {
             match config::is_cgroup2(path) {
                 Ok(true) if path.is_dir() => {}
-                Ok(_) => return Err(not_allowed(flag, path, "allowed is a directory on a cgroup v2 file system")),
+                Ok(_) => {
+                    return Err(not_allowed(
+                        flag,
+                        path,
+                        "allowed is a directory on a cgroup v2 file system",
+                    ));
+                }
                 Err(error) => return Err(not_allowed(flag, path, &error.to_string())),
             }
         }
         if let SourceSpec::Dir(path) = &self.source
             && !path.is_dir()
         {
-            return Err(not_allowed("--source dir:PATH", path, "allowed is a folder that exists"));
+            return Err(not_allowed(
+                "--source dir:PATH",
+                path,
+                "allowed is a folder that exists",
+            ));
         }
         let node_name = match self.node_name {
             Some(name) => name,

@@ -13,11 +13,7 @@ use super::{
     Context, Failure, Found,
     output::{self, Format},
 };
-use crate::{
-    config::parse_pin_name,
-    control::{self, AskError},
-    view::{Query, SCHEMA_VERSION},
-};
+use crate::{config::parse_pin_name, datapath::pins::Pins, view::SCHEMA_VERSION};
 
 /// Remove the pinned programs, links and maps that a stopped agent left in the kernel
 #[derive(Debug, Args)]
@@ -48,16 +44,14 @@ struct CleanupDocument {
 }
 
 pub(super) fn run(args: &CleanupArgs, context: &Context) -> Result<Found, Failure> {
-    match control::ask(&context.socket, &Query::Status {}) {
-        Err(AskError::Unreachable { .. }) => {}
-        _ => {
-            return Err(Failure::Other(anyhow::anyhow!(
-                "an agent answers at {}: stop it first, or it puts everything back",
-                context.socket.display()
-            )));
-        }
-    }
-    let removed = clean(&args.bpffs.join(&args.pin_name), args.dry_run)?;
+    let pins = Pins::new(&args.bpffs, &args.pin_name);
+    // Held until the end, so that no agent starts on half of its pins. What is not there needs no lock, nor does looking.
+    let _lock = if !args.dry_run && pins.root().exists() {
+        Some(pins.lock().map_err(|error| locked(pins.root(), error))?)
+    } else {
+        None
+    };
+    let removed = clean(pins.root(), args.dry_run)?;
     let text = match context.output.format {
         Format::Json | Format::Yaml => context.output.document(&CleanupDocument {
             schema_version: SCHEMA_VERSION,
@@ -74,6 +68,16 @@ pub(super) fn run(args: &CleanupArgs, context: &Context) -> Result<Found, Failur
     };
     output::write(&text)?;
     Ok(Found::Fine)
+}
+
+fn locked(folder: &Path, error: io::Error) -> anyhow::Error {
+    if error.kind() == io::ErrorKind::WouldBlock {
+        return anyhow::anyhow!(
+            "an agent holds {}: stop it first, or it puts everything back",
+            folder.display()
+        );
+    }
+    anyhow::Error::from(error).context(folder.display().to_string())
 }
 
 /// Removes a folder of pins, and says what went: links first, so that no program runs without its maps' pins.

@@ -39,7 +39,7 @@ pub struct Owners {
 /// Looks at this node's network namespace and BPF file system.
 pub fn find(bpffs: &Path) -> Owners {
     let mut owners = Owners::default();
-    match names(Path::new("/sys/class/net")) {
+    match devices() {
         Ok(devices) => owners.found.extend(by_device(&devices)),
         Err(error) => owners.unseen.push(format!("network devices: {error}")),
     }
@@ -57,6 +57,15 @@ pub fn find(bpffs: &Path) -> Owners {
     pins.extend(names(&bpffs.join("tc/globals")).unwrap_or_default());
     owners.found.extend(by_pin(&pins));
     owners
+}
+
+/// Names of the devices of this network namespace; /sys would show those of the namespace in which it was mounted.
+fn devices() -> io::Result<Vec<String>> {
+    let devices = nix::net::if_::if_nameindex()?;
+    Ok(devices
+        .iter()
+        .map(|device| device.name().to_string_lossy().into_owned())
+        .collect())
 }
 
 fn names(folder: &Path) -> io::Result<Vec<String>> {

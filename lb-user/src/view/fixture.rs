@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use crate::{
+use lb_user::{
     analysis::{
         imbalance,
         reuse::{ReuseCounts, chance_of_same},
