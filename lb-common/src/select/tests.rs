@@ -139,6 +139,24 @@ fn plain_hashing_is_as_uneven_as_chance() {
 }
 
 #[test]
+fn sockets_spread_as_chance_and_no_worse() {
+    // UDP sockets are placed by their cookie alone; cookies come in runs. X²/(k−1) is 1 on average for chance.
+    let memory = Memory::new(&[1; 6]);
+    let runs = 200;
+    let dispersion = |run: u64| {
+        let mut counts = [0f64; 6];
+        for cookie in run * 3_000..(run + 1) * 3_000 {
+            let pick = pick(&memory, memory.word, memory.lists[0], socket_hash(cookie, 3)).unwrap();
+            counts[pick.backend as usize - 1] += 1.0;
+        }
+        counts.iter().map(|o| (o - 500.0) * (o - 500.0) / 500.0).sum::<f64>() / 5.0
+    };
+    let mean = (0..runs).map(dispersion).sum::<f64>() / runs as f64;
+    // The mean of 200 has a standard deviation of sqrt(2 / 5 / 200) = 0.045.
+    assert!((0.8..1.2).contains(&mean), "{mean}");
+}
+
+#[test]
 fn healthy_keys_stay_when_a_backend_is_ejected() {
     let mut memory = Memory::new(&[1; 10]);
     let choose = |m: &Memory, key| pick(m, m.word, m.lists[0], hash::mix(key)).unwrap().backend;
