@@ -320,8 +320,8 @@ impl Desired {
                     object: format!("Service {name}"),
                     field: claim.field(),
                     message: format!(
-                        "{addr} port {port} {protocol} belongs to the older Service {owner}; this Service takes over \
-                         when that one lets go"
+                        "{addr} port {port} {protocol} is held by Service {owner}, which is older or first by name; this \
+                         Service takes over when that one lets go"
                     ),
                 });
             }

@@ -98,7 +98,7 @@ impl Lab {
                     self.desired.apply(update);
                 }
                 Ok(None) => panic!("the source ended before: {what}"),
-                Err(_) => panic!(
+                Err(_elapsed) => panic!(
                     "never happened: {what}; members {:?}, problems:\n{}",
                     self.members(),
                     self.problems()
