@@ -54,7 +54,7 @@ pub(super) struct Ground {
 /// All that a Service asks for and may have, each key once; what it may not have goes to `refuse`.
 pub(super) fn claims(service: &Service, ground: &Ground, mut refuse: impl FnMut(Problem)) -> Vec<Claim> {
     let serves = |addr: IpAddr| service.cluster_ips.iter().any(|ip| Family::of(*ip) == Family::of(addr));
-    let mut allowed = |addr: IpAddr, field: String| {
+    let mut allowed = |addr: IpAddr, field: &str| {
         let message = if ground.own.contains(&addr) {
             format!("{addr} is an address of this node itself; wanted one that no node has")
         } else if !serves(addr) {
@@ -65,7 +65,7 @@ pub(super) fn claims(service: &Service, ground: &Ground, mut refuse: impl FnMut(
         refuse(Problem {
             origin: service.origin.to_string(),
             object: format!("Service {}", service.name),
-            field,
+            field: field.to_owned(),
             message,
         });
         false
@@ -74,15 +74,15 @@ pub(super) fn claims(service: &Service, ground: &Ground, mut refuse: impl FnMut(
     let mut addresses: Vec<(IpAddr, FrontendKind)> = Vec::new();
     addresses.extend(service.cluster_ips.iter().map(|&addr| (addr, FrontendKind::ClusterIp)));
     if ground.external_ips {
-        for (i, &addr) in service.external_ips.iter().enumerate() {
-            if allowed(addr, format!("spec.externalIPs[{i}]")) {
+        for &addr in &service.external_ips {
+            if allowed(addr, "spec.externalIPs") {
                 addresses.push((addr, FrontendKind::ExternalIp));
             }
         }
     }
     if service.service_type == ServiceType::LoadBalancer {
         for lb in service.load_balancer.iter().filter(|lb| lb.vip) {
-            if allowed(lb.addr, "status.loadBalancer.ingress".to_owned()) {
+            if allowed(lb.addr, "status.loadBalancer.ingress") {
                 addresses.push((lb.addr, FrontendKind::LoadBalancer));
             }
         }

@@ -132,7 +132,7 @@ impl Desired {
                 let own = nodes.into_iter().find(|node| *node.name == *self.config.node_name);
                 self.set_node(own, &mut changed);
             }
-            Update::Apply(Object::Service(service)) => self.put_service(service, &mut changed),
+            Update::Apply(Object::Service(service)) => self.put_service(&service, &mut changed),
             Update::Apply(Object::Slice(slice)) => self.put_slice(slice, &mut changed),
             Update::Apply(Object::Node(node)) => {
                 if *node.name == *self.config.node_name {
@@ -320,8 +320,8 @@ impl Desired {
                     object: format!("Service {name}"),
                     field: claim.field(),
                     message: format!(
-                        "{addr} port {port} {protocol} belongs to the older Service {owner}; this Service takes over \
-                         when that one lets go"
+                        "{addr} port {port} {protocol} is held by Service {owner}, which is older or first by name; this \
+                         Service takes over when that one lets go"
                     ),
                 });
             }
@@ -350,7 +350,7 @@ impl Desired {
             self.drop_service(&name, changed);
         }
         for service in services {
-            self.put_service(service, changed);
+            self.put_service(&service, changed);
         }
     }
 
@@ -365,13 +365,12 @@ impl Desired {
         }
     }
 
-    fn put_service(&mut self, service: Arc<Service>, changed: &mut Changed) {
+    fn put_service(&mut self, service: &Arc<Service>, changed: &mut Changed) {
         let entry = self.entries.entry(service.name.clone()).or_default();
-        if entry.service.as_ref() == Some(&service) {
+        if entry.service.as_ref() == Some(service) {
             return;
         }
-        let name = service.name.clone();
-        self.exchange_service(&name, Some(service), changed);
+        self.exchange_service(&service.name, Some(service), changed);
     }
 
     fn drop_service(&mut self, name: &ObjectName, changed: &mut Changed) {
@@ -382,26 +381,26 @@ impl Desired {
     }
 
     /// Puts another record, or none, under a Service's name, and settles who owns the addresses of both.
-    fn exchange_service(&mut self, name: &ObjectName, new: Option<Arc<Service>>, changed: &mut Changed) {
-        let new_claims = match &new {
+    fn exchange_service(&mut self, name: &ObjectName, new: Option<&Arc<Service>>, changed: &mut Changed) {
+        let new_claims = match new {
             Some(service) if self.is_ours(service) => claims::claims(service, &self.ground, |_| ()).into(),
             _ => Box::default(),
         };
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };
-        if entry.service == new && entry.claims == new_claims {
+        if entry.service.as_ref() == new && entry.claims == new_claims {
             return;
         }
-        let old = std::mem::replace(&mut entry.service, new.clone());
+        let old = std::mem::replace(&mut entry.service, new.cloned());
         let old_claims = std::mem::replace(&mut entry.claims, new_claims);
-        let is_ours = |service: &Option<Arc<Service>>| service.as_ref().is_some_and(|service| self.is_ours(service));
-        if is_ours(&old) || is_ours(&new) {
+        let is_ours = |service: Option<&Arc<Service>>| service.is_some_and(|service| self.is_ours(service));
+        if is_ours(old.as_ref()) || is_ours(new) {
             changed.services.insert(name.clone());
         }
 
         // A key that the Service keeps, at the same age, stays where it is: nobody else is touched.
-        let same_age = matches!((&old, &new), (Some(old), Some(new)) if old.created == new.created);
+        let same_age = matches!((&old, new), (Some(old), Some(new)) if old.created == new.created);
         let kept: HashSet<Key> = if same_age {
             let new_claims = self.entries.get(name).map_or(&[][..], |entry| &entry.claims);
             let new_keys: HashSet<Key> = new_claims.iter().map(Claim::key).collect();
@@ -418,7 +417,7 @@ impl Desired {
                 changed.services.extend(self.owners.remove(claim.key(), old));
             }
         }
-        if let (Some(new), Some(entry)) = (&new, self.entries.get(name)) {
+        if let (Some(new), Some(entry)) = (new, self.entries.get(name)) {
             for claim in entry.claims.iter().filter(|claim| !kept.contains(&claim.key())) {
                 changed.services.extend(self.owners.add(claim.key(), new));
             }
@@ -505,7 +504,7 @@ impl Desired {
             .map(|(name, service)| (name.clone(), service.clone()))
             .collect();
         for (name, service) in touched {
-            self.exchange_service(&name, Some(service), changed);
+            self.exchange_service(&name, Some(&service), changed);
         }
     }
 

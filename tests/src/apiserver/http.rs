@@ -226,7 +226,8 @@ impl Watch {
         let mut changed = self.shared.changed.subscribe();
         let mut cut = self.shared.cut.subscribe();
         loop {
-            if !self.round().await {
+            // A watch that was cut sends nothing of what happened after the cut.
+            if cut.has_changed().unwrap_or(true) || !self.round().await {
                 return;
             }
             tokio::select! {
@@ -266,14 +267,14 @@ impl Watch {
         }
         for event in events {
             self.version = event.version;
-            if event.event_type == "BOOKMARK" && !self.bookmarks {
+            if event.change == "BOOKMARK" && !self.bookmarks {
                 continue;
             }
-            let named = |name: &String| event.event_type == "BOOKMARK" || event.object["metadata"]["name"] == **name;
+            let named = |name: &String| event.change == "BOOKMARK" || event.object["metadata"]["name"] == **name;
             if !self.name.as_ref().is_none_or(named) {
                 continue;
             }
-            let text = json!({"type": event.event_type, "object": event.object}).to_string();
+            let text = json!({"type": event.change, "object": event.object}).to_string();
             let half = text[..text.len() / 2].to_owned();
             match fault {
                 Some(Fault::EventCut) => {
@@ -283,10 +284,7 @@ impl Watch {
                 }
                 Some(Fault::EventTruncated) => self.part(format!("{half}\n")).await,
                 Some(Fault::EventGarbage) => self.part("\u{7f}ELF nonsense\n".to_owned()).await,
-                _ => {
-                    self.line(&json!({"type": event.event_type, "object": event.object}))
-                        .await
-                }
+                _ => self.line(&json!({"type": event.change, "object": event.object})).await,
             }
         }
         true

@@ -139,6 +139,9 @@ impl ApiServer {
     }
 
     /// From now on, goes wrong in this way; `None` heals.
+    ///
+    /// # Panics
+    /// The former port cannot be bound again.
     pub async fn set_fault(&self, fault: Option<Fault>) {
         let was = std::mem::replace(&mut self.shared.state().fault, fault);
         if fault == Some(Fault::RefuseConnections) {

@@ -56,7 +56,7 @@ pub(super) struct Event {
     pub(super) version: u64,
     pub(super) resource: Resource,
     /// `ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`.
-    pub(super) event_type: &'static str,
+    pub(super) change: &'static str,
     pub(super) object: Value,
 }
 
@@ -110,7 +110,7 @@ impl Store {
         self.history.push(Event {
             version: self.version,
             resource,
-            event_type: if old.is_some() { "MODIFIED" } else { "ADDED" },
+            change: if old.is_some() { "MODIFIED" } else { "ADDED" },
             object,
         });
     }
@@ -124,7 +124,7 @@ impl Store {
         self.history.push(Event {
             version: self.version,
             resource,
-            event_type: "DELETED",
+            change: "DELETED",
             object,
         });
     }
@@ -136,7 +136,7 @@ impl Store {
             self.history.push(Event {
                 version: self.version,
                 resource,
-                event_type: "BOOKMARK",
+                change: "BOOKMARK",
                 object: json!({
                     "kind": resource.kind(),
                     "apiVersion": resource.api_version(),

@@ -1,1 +1,210 @@
+//! Whatever comes in, nothing panics and nothing that must not be dialled comes out.
 
+use k8s_openapi::{
+    api::{core::v1 as core, discovery::v1 as discovery},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use proptest::{collection::vec, option, prelude::*};
+
+use super::*;
+
+fn converted(convert: impl FnOnce(&mut Converter<'_>) -> Converted) -> Converted {
+    let mut names = Names::default();
+    let mut converter = Converter {
+        origin: names.share("test"),
+        names: &mut names,
+    };
+    convert(&mut converter)
+}
+
+fn metadata(name: &str) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        labels: Some([(LABEL_SERVICE_NAME.to_owned(), "web".to_owned())].into()),
+        ..ObjectMeta::default()
+    }
+}
+
+/// Addresses of every sort, as text, and texts that are none.
+fn any_address() -> impl Strategy<Value = String> {
+    prop_oneof![
+        any::<[u8; 4]>().prop_map(|bytes| IpAddr::from(bytes).to_string()),
+        any::<[u8; 16]>().prop_map(|bytes| IpAddr::from(bytes).to_string()),
+        (0..255_u8).prop_map(|last| format!("127.0.0.{last}")),
+        (0..255_u8).prop_map(|last| format!("169.254.0.{last}")),
+        any::<u16>().prop_map(|last| format!("fe80::{last:x}")),
+        any::<[u8; 4]>().prop_map(|bytes| format!("::ffff:{}", std::net::Ipv4Addr::from(bytes))),
+        ".{0,20}",
+    ]
+}
+
+fn assert_dialable(addr: IpAddr) {
+    assert!(
+        !addr.is_loopback() && !addr.is_unspecified() && !addr.is_multicast(),
+        "{addr}"
+    );
+    match addr {
+        IpAddr::V4(v4) => assert!(
+            !v4.is_link_local() && !v4.is_broadcast() && v4.octets()[0] != 0,
+            "{addr}"
+        ),
+        IpAddr::V6(v6) => assert!(!v6.is_unicast_link_local() && v6.to_ipv4_mapped().is_none(), "{addr}"),
+    }
+}
+
+proptest! {
+    #[test]
+    fn hostile_slices_lose_their_bad_parts_alone(
+        addresses in vec(vec(any_address(), 0..3), 0..40),
+        ports in vec((option::of(any::<i32>()), option::of(".{0,70}"), option::of("TCP|UDP|SCTP|.{0,5}")), 0..5),
+        family in "IPv4|IPv6|FQDN|.{0,4}",
+        weight in option::of("[0-9]{0,4}|.{0,9}"),
+        name in "[a-z]{1,5}|.{0,300}",
+    ) {
+        let endpoints: Vec<discovery::Endpoint> = addresses
+            .iter()
+            .map(|addresses| discovery::Endpoint { addresses: addresses.clone(), ..discovery::Endpoint::default() })
+            .collect();
+        let slice = discovery::EndpointSlice {
+            address_type: family.clone(),
+            endpoints,
+            metadata: ObjectMeta {
+                annotations: weight.map(|weight| [(ANNOTATION_WEIGHT.to_owned(), weight)].into()),
+                ..metadata(&name)
+            },
+            ports: Some(
+                ports
+                    .into_iter()
+                    .map(|(port, name, protocol)| discovery::EndpointPort { app_protocol: None, name, port, protocol })
+                    .collect(),
+            ),
+        };
+        let converted = converted(|converter| converter.slice(&slice));
+        prop_assert!(converted.problems.len() <= MOST_PROBLEMS + 1);
+        if let Some(Object::Slice(slice)) = converted.object {
+            prop_assert!(slice.weight <= MAX_WEIGHT);
+            for endpoint in &slice.endpoints {
+                assert_dialable(endpoint.addr);
+                prop_assert_eq!(endpoint.addr.is_ipv6(), family == "IPv6");
+            }
+        } else {
+            prop_assert!(!converted.problems.is_empty() || family == "FQDN", "refused without a word");
+        }
+    }
+
+    #[test]
+    fn hostile_services_lose_their_bad_parts_alone(
+        cluster_ips in vec(any_address(), 0..4),
+        external_ips in vec(any_address(), 0..4),
+        ingress in vec((option::of(any_address()), option::of("VIP|Proxy|.{0,4}")), 0..4),
+        ranges in vec(".{0,20}|[0-9./]{0,12}", 0..4),
+        ports in vec((any::<i32>(), option::of(any::<i32>()), option::of("TCP|UDP|.{0,5}")), 0..5),
+        timeout in option::of(any::<i32>()),
+    ) {
+        let service = core::Service {
+            metadata: metadata("web"),
+            spec: Some(core::ServiceSpec {
+                cluster_ips: Some(cluster_ips),
+                external_ips: Some(external_ips),
+                load_balancer_source_ranges: Some(ranges),
+                ports: Some(
+                    ports
+                        .into_iter()
+                        .map(|(port, node_port, protocol)| core::ServicePort {
+                            port,
+                            node_port,
+                            protocol,
+                            ..core::ServicePort::default()
+                        })
+                        .collect(),
+                ),
+                session_affinity: Some("ClientIP".to_owned()),
+                session_affinity_config: Some(core::SessionAffinityConfig {
+                    client_ip: Some(core::ClientIPConfig { timeout_seconds: timeout }),
+                }),
+                ..core::ServiceSpec::default()
+            }),
+            status: Some(core::ServiceStatus {
+                load_balancer: Some(core::LoadBalancerStatus {
+                    ingress: Some(
+                        ingress
+                            .into_iter()
+                            .map(|(ip, ip_mode)| core::LoadBalancerIngress { ip, ip_mode, ..Default::default() })
+                            .collect(),
+                    ),
+                }),
+                ..core::ServiceStatus::default()
+            }),
+        };
+        let converted = converted(|converter| converter.service(&service));
+        if let Some(Object::Service(service)) = converted.object {
+            let addresses = service.cluster_ips.iter().chain(&service.external_ips).copied();
+            for addr in addresses.chain(service.load_balancer.iter().map(|lb| lb.addr)) {
+                assert_dialable(addr);
+            }
+            let seconds = service.affinity.map(|affinity| affinity.seconds);
+            prop_assert!(seconds.is_some_and(|seconds| (1..=86_400).contains(&seconds)));
+        } else {
+            prop_assert!(!converted.problems.is_empty(), "refused without a word");
+        }
+    }
+}
+
+#[test]
+fn c14_source_ranges_admit_nobody_by_mistake() {
+    let with = |ranges: Option<Vec<&str>>| {
+        let service = core::Service {
+            metadata: metadata("web"),
+            spec: Some(core::ServiceSpec {
+                load_balancer_source_ranges: ranges.map(|ranges| ranges.into_iter().map(str::to_owned).collect()),
+                ..core::ServiceSpec::default()
+            }),
+            status: None,
+        };
+        match converted(|converter| converter.service(&service)).object {
+            Some(Object::Service(service)) => service
+                .source_ranges
+                .as_ref()
+                .map(|ranges| ranges.iter().map(ToString::to_string).collect::<Vec<_>>()),
+            other => panic!("a Service is wanted, found {other:?}"),
+        }
+    };
+    assert_eq!(with(None), None, "everybody");
+    assert_eq!(with(Some(vec![])), None, "everybody");
+    assert_eq!(
+        with(Some(vec![" 10.1.2.3/8 ", "::/0"])),
+        Some(vec!["10.0.0.0/8".to_owned(), "::/0".to_owned()])
+    );
+    assert_eq!(with(Some(vec!["ten"])), Some(vec![]), "nobody, rather than everybody");
+}
+
+#[test]
+fn a_node_is_read() {
+    let node = core::Node {
+        metadata: ObjectMeta {
+            labels: Some([(LABEL_ZONE.to_owned(), "a".to_owned())].into()),
+            ..metadata("node-1")
+        },
+        spec: Some(core::NodeSpec {
+            taints: Some(vec![core::Taint {
+                key: TAINT_AUTOSCALER.to_owned(),
+                effect: "NoSchedule".to_owned(),
+                ..core::Taint::default()
+            }]),
+            ..core::NodeSpec::default()
+        }),
+        status: None,
+    };
+    let Some(Object::Node(node)) = converted(|converter| converter.node(&node)).object else {
+        panic!("a Node is wanted");
+    };
+    assert_eq!(node.zone.as_deref(), Some("a"));
+    assert!(node.leaving, "C22: tainted by the autoscaler");
+}
+
+#[test]
+fn long_texts_are_quoted_short() {
+    assert_eq!(quote("a\"b"), r#""a\"b""#);
+    let long = "ä".repeat(1000);
+    assert!(quote(&long).len() < 200);
+}

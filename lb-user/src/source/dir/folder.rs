@@ -83,7 +83,7 @@ impl Folder {
             .files
             .keys()
             .filter(|name| !present.contains(&***name))
-            .map(|name| name.to_string())
+            .map(ToString::to_string)
             .collect();
         let mut updates = Vec::new();
         // New and changed files first, so that an object that moves from one file to another is never gone.

@@ -135,10 +135,10 @@ impl<'a> Reading<'a> {
     fn origin(&self, line: u64) -> String {
         let mut origin = self.file.to_owned();
         if line > 0 {
-            origin.push_str(&format!(":{line}"));
+            origin = format!("{origin}:{line}");
         }
         if self.document > 1 {
-            origin.push_str(&format!(" (document {})", self.document));
+            origin = format!("{origin} (document {})", self.document);
         }
         origin
     }
@@ -153,6 +153,10 @@ impl<'a> Reading<'a> {
         self.manifest.problems.push(problem);
     }
 
+    #[expect(
+        clippy::redundant_closure_for_method_calls,
+        reason = "the methods' paths fix a lifetime of Converter that the closures leave open"
+    )]
     fn document(&mut self, tree: &Tree, depth: u32) {
         if tree.value == Value::Null {
             return;

@@ -25,13 +25,25 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     folder::Folder,
+    manifest::Syntax,
     watch::{FolderWatch, Pending},
 };
-use super::{CHANNEL, Running, Source, Status};
+use super::{CHANNEL, Running, Source, Status, convert::Names};
 use crate::{
-    model::{Kind, Problem, Update},
+    model::{Kind, Object, Problem, Update},
     supervise::{Backoff, Liveness, supervise},
 };
+
+/// Reads one manifest's text, as the source does: what its objects are, and what was not taken. `file` is its name; the
+/// ending `.json` means JSON, anything else YAML.
+///
+/// # Errors
+/// The text as a whole cannot be understood.
+pub fn read_manifest(file: &str, text: &[u8], names: &mut Names) -> Result<(Vec<Object>, Vec<Problem>), Problem> {
+    let syntax = Syntax::of(file).unwrap_or(Syntax::Yaml);
+    let manifest = manifest::parse(file, syntax, text, names)?;
+    Ok((manifest.objects.into_values().collect(), manifest.problems))
+}
 
 /// The kinds that a folder holds.
 const KINDS: [Kind; 3] = [Kind::Service, Kind::Slice, Kind::Node];

@@ -29,7 +29,7 @@ fn slice(name: &str, addresses: &[&str]) -> String {
          kubernetes.io/service-name: web\naddressType: IPv4\nports:\n- name: http\n  port: 8080\nendpoints:\n"
     );
     for address in addresses {
-        text.push_str(&format!("- addresses: [{address}]\n"));
+        text = format!("{text}- addresses: [{address}]\n");
     }
     text
 }
@@ -98,7 +98,7 @@ impl Lab {
                     self.desired.apply(update);
                 }
                 Ok(None) => panic!("the source ended before: {what}"),
-                Err(_) => panic!(
+                Err(_elapsed) => panic!(
                     "never happened: {what}; members {:?}, problems:\n{}",
                     self.members(),
                     self.problems()
@@ -466,7 +466,7 @@ items:
         let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
         for i in 1..40 {
             let previous = format!("*a{},", i - 1).repeat(10);
-            bomb.push_str(&format!("a{i}: &a{i} [{}]\n", previous.trim_end_matches(',')));
+            bomb = format!("{bomb}a{i}: &a{i} [{}]\n", previous.trim_end_matches(','));
         }
         let deep = "[".repeat(100_000);
         for text in [

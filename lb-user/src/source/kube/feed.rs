@@ -33,9 +33,9 @@ use crate::{
 
 /// How often an idle loop says that it lives.
 const BEAT: Duration = Duration::from_secs(5);
-/// How often a watch may be refused in a row before everything is listed anew: the version may lie in a future that a
-/// restored server does not have.
-const MOST_REFUSALS: u32 = 3;
+/// How many watches in a row may bring nothing before everything is listed anew: the version may lie in a future that
+/// a restored server does not have, or something in between may answer watches with nothing.
+const MOST_FRUITLESS: u32 = 3;
 
 /// Why the loop has to begin anew.
 #[derive(Debug, thiserror::Error)]
@@ -70,8 +70,8 @@ struct Position {
     client: Option<Client>,
     /// The version up to which everything was seen; `None` asks for a list.
     version: Option<String>,
-    /// Watches refused in a row.
-    refusals: u32,
+    /// Watches in a row that the server answered, and that ended soon and without an event.
+    fruitless: u32,
 }
 
 impl Feed {
@@ -97,30 +97,33 @@ impl Feed {
             let outcome = self.attempt(&mut position, liveness).await;
             if started.elapsed() >= timing.steady {
                 backoff.reset();
+                position.fruitless = 0;
             }
+            // The server closes each watch after a while. The wait keeps one that closes at once from being asked in a
+            // circle.
             let mut wait = backoff.next_wait();
-            match outcome {
-                // The server closes each watch after a while; a short wait keeps one that closes at once from being
-                // asked in a circle.
-                Ok(()) => {}
+            let error = match outcome {
+                Ok(()) if position.fruitless < MOST_FRUITLESS => None,
+                Ok(()) => Some(WireError::Answer("watches end as soon as they begin".to_owned())),
+                Err(TryError::Wire(error)) => Some(error),
                 Err(TryError::Feed(error)) => return Err(error),
-                Err(TryError::Wire(error)) => {
-                    self.status.failed(&[self.kind], &error.to_string());
-                    tracing::warn!(kind = self.kind.as_str(), %error, "the API server cannot be followed just now");
-                    if error.needs_list() || position.refusals >= MOST_REFUSALS {
-                        position.version = None;
-                        position.refusals = 0;
-                    }
-                    if error.needs_setup() {
-                        position.client = None;
-                    }
-                    if let WireError::Refused {
-                        retry_after: Some(asked),
-                        ..
-                    } = error
-                    {
-                        wait = wait.max(asked.min(timing.most_wait));
-                    }
+            };
+            if let Some(error) = error {
+                self.status.failed(&[self.kind], &error.to_string());
+                tracing::warn!(kind = self.kind.as_str(), %error, "the API server cannot be followed just now");
+                if error.needs_list() || position.fruitless >= MOST_FRUITLESS {
+                    position.version = None;
+                    position.fruitless = 0;
+                }
+                if error.needs_setup() {
+                    position.client = None;
+                }
+                if let WireError::Refused {
+                    retry_after: Some(asked),
+                    ..
+                } = error
+                {
+                    wait = wait.max(asked.min(timing.most_wait));
                 }
             }
             idle(wait, liveness).await;
@@ -137,16 +140,19 @@ impl Feed {
             Some(version) => version.clone(),
             None => position.version.insert(self.list(&client, liveness).await?).clone(),
         };
-        let mut events = match wire::watch(&client, self.kind, &self.options, &version).await {
-            Ok(events) => events,
-            Err(error) => {
-                if matches!(error, WireError::Refused { code, .. } if code >= 500 || code == 400) {
-                    position.refusals += 1;
-                }
-                return Err(error.into());
-            }
+        let opened = wire::watch(&client, self.kind, &self.options, &version).await;
+        // A server that is overloaded, or not there, says nothing about the version; listing would only burden it more.
+        position.fruitless += match &opened {
+            Ok(_)
+            | Err(
+                WireError::Silence(_)
+                | WireError::Refused {
+                    code: 400 | 500 | 504, ..
+                },
+            ) => 1,
+            Err(_) => 0,
         };
-        position.refusals = 0;
+        let mut events = opened?;
         self.status.heard(&[self.kind]);
         let silence = self.options.timing.silence;
         let mut heard = Instant::now();
@@ -165,6 +171,7 @@ impl Feed {
             liveness.beat();
             heard = Instant::now();
             position.version = Some(self.take_event(&line).await?);
+            position.fruitless = 0;
             self.status.heard(&[self.kind]);
         }
     }

@@ -67,12 +67,13 @@ pub(super) enum WatchEvent {
 pub(super) fn read_event(text: &[u8], kind: Kind, converter: &mut Converter<'_>) -> Result<WatchEvent, String> {
     #[derive(Deserialize)]
     struct Envelope {
-        r#type: String,
+        #[serde(rename = "type")]
+        event_type: String,
         object: serde_json::Value,
     }
 
-    let Envelope { r#type, object } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    if r#type == "ERROR" {
+    let Envelope { event_type, object } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    if event_type == "ERROR" {
         return Ok(WatchEvent::Error {
             code: object["code"].as_i64().unwrap_or_default(),
             message: object["message"].as_str().unwrap_or("(no message)").to_owned(),
@@ -83,9 +84,9 @@ pub(super) fn read_event(text: &[u8], kind: Kind, converter: &mut Converter<'_>)
         .unwrap_or_default()
         .to_owned();
     if version.is_empty() {
-        return Err(format!("a {} event without metadata.resourceVersion", r#type));
+        return Err(format!("a {event_type} event without metadata.resourceVersion"));
     }
-    match &*r#type {
+    match event_type.as_str() {
         "ADDED" | "MODIFIED" => Ok(WatchEvent::Applied(read_item(&object, kind, converter)?, version)),
         "DELETED" => Ok(WatchEvent::Deleted(key_of(&object, kind)?, version)),
         "BOOKMARK" => Ok(WatchEvent::Bookmark(version)),

@@ -115,6 +115,8 @@ pub(super) async fn client(options: &Options) -> Result<Client, WireError> {
         }
         (None, None) => Config::infer().await.map_err(|error| setup(&error))?,
     };
+    // The loop above waits and tries again by itself; a client that does so too would hide the reason.
+    config.default_retry = false;
     config.connect_timeout = Some(options.timing.answer);
     Client::try_from(config).map_err(|error| setup(&error))
 }
@@ -261,7 +263,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// The next event's text; `None` when the server ended the watch, between events or in the middle of one.
+    /// The next event's text; `None` when the server ended the watch. An end in the middle of an event is an error.
     ///
     /// Safe to drop before it is done: nothing that has arrived is lost.
     pub(super) async fn next(&mut self, silence: Duration) -> Result<Option<Bytes>, WireError> {
@@ -282,7 +284,11 @@ impl Events {
             }
             match self.body.part(silence).await? {
                 Some(part) => self.text.extend_from_slice(&part),
-                None => return Ok(None),
+                None if self.text.trim_ascii().is_empty() => return Ok(None),
+                None => {
+                    let reason = "the watch ended in the middle of an event".to_owned();
+                    return Err(WireError::Transport(reason));
+                }
             }
         }
     }
