@@ -1,0 +1,93 @@
+//! The small shared runner of the real-socket tests.
+//!
+//! The tests of a target run one after another on the thread that entered the private mounts: a process is in one
+//! cgroup at a time, and threads share their starter's mounts. No knowledge of what is tested lives here. The invariant:
+//! a test passes, fails, or says in one line why it cannot run here.
+
+use std::{
+    fmt,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use lb_user::lab::mounts::BpfFs;
+
+/// A test: its name and its body.
+pub struct Test {
+    name: String,
+    body: Box<dyn Fn() -> anyhow::Result<()> + Send + Sync>,
+}
+
+impl fmt::Debug for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Test").field(&self.name).finish()
+    }
+}
+
+/// Makes a test.
+pub fn test(name: impl Into<String>, body: impl Fn() -> anyhow::Result<()> + Send + Sync + 'static) -> Test {
+    Test {
+        name: name.into(),
+        body: Box::new(body),
+    }
+}
+
+/// Why a test cannot run here; returned as its error, it counts as a skip.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Skip(String);
+
+/// The error that makes a test a skip.
+pub fn skip(reason: impl Into<String>) -> anyhow::Error {
+    Skip(reason.into()).into()
+}
+
+/// Runs the tests that the command line selects.
+pub fn run(tests: Vec<Test>) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    // Held to the end; where it cannot be had, no test can run.
+    let mounts = if arguments.list {
+        None
+    } else {
+        Some(BpfFs::enter_private().map_err(|error| error.to_string()))
+    };
+    let refused = mounts.and_then(Result::err);
+    let trials = tests
+        .into_iter()
+        .map(|test| {
+            let refused = refused.clone();
+            Trial::test(test.name.clone(), move || run_one(&test, refused))
+        })
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn run_one(test: &Test, refused: Option<String>) -> Result<(), Failed> {
+    let result = match refused {
+        Some(reason) => Err(skip(format!("real sockets need root ({reason})"))),
+        None => (test.body)(),
+    };
+    match result {
+        Ok(()) => Ok(()),
+        Err(error) => match error.downcast_ref::<Skip>() {
+            Some(skip) => {
+                let mut out = io::stdout().lock();
+                writeln!(out, "SKIP {}: {skip}", test.name).map_err(|e| e.to_string())?;
+                Ok(())
+            }
+            None => Err(format!("{error:?}").into()),
+        },
+    }
+}
+
+/// True inside a virtual machine, where everything is twenty to fifty times slower.
+pub fn in_guest() -> bool {
+    std::env::var_os("EVENKEEL_IN_VM").is_some_and(|v| v == "1")
+}
+
+/// A count for this place: `here` on a machine, `guest` in a virtual one.
+pub fn scaled(here: usize, guest: usize) -> usize {
+    if in_guest() { guest } else { here }
+}
