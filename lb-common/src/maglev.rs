@@ -71,7 +71,6 @@ pub fn build(members: &[Member], slots: u32) -> Option<Vec<u16>> {
         })
         .collect();
 
-    const FREE: u16 = u16::MAX;
     let mut table = vec![FREE; slots as usize];
     let mut left = slots;
     while left > 0 {
@@ -92,6 +91,9 @@ pub fn build(members: &[Member], slots: u32) -> Option<Vec<u16>> {
     }
     Some(table)
 }
+
+/// A slot that nobody has taken; never an index, for there are fewer members than that.
+const FREE: u16 = u16::MAX;
 
 struct Turn {
     index: u16,

@@ -169,7 +169,7 @@ impl Shared {
     fn health_view(&self, reconciler: &Reconciler) -> HealthView {
         let readiness = lock(&self.readiness).clone();
         let live = self.live();
-        let healthy = self.healthy(reconciler);
+        let healthy = Self::healthy(reconciler);
         let mut reasons: Vec<String> = [&live, &readiness.ready, &healthy]
             .into_iter()
             .filter_map(|result| result.clone().err())

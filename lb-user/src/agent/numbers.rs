@@ -44,8 +44,8 @@ fn can_occur(hook: u32, action: u32) -> bool {
 
 impl Shared {
     /// Whether no change has been waiting for too long, and the node may take traffic.
-    pub(super) fn healthy(&self, reconciler: &Reconciler) -> Result<(), String> {
-        let report = self.report(reconciler);
+    pub(super) fn healthy(reconciler: &Reconciler) -> Result<(), String> {
+        let report = Self::report(reconciler);
         if !report.is_current(crate::http::HEALTH_TIMEOUT) {
             return Err(format!(
                 "a change has been waiting for more than {} s",
@@ -58,7 +58,7 @@ impl Shared {
         Ok(())
     }
 
-    fn report(&self, reconciler: &Reconciler) -> HealthReport {
+    fn report(reconciler: &Reconciler) -> HealthReport {
         let sync = reconciler.sync_state();
         HealthReport {
             time: Timestamp::from_system(SystemTime::now()),
@@ -217,7 +217,7 @@ impl MetricSource for Shared {
 
 impl Probes for Shared {
     fn health(&self) -> HealthReport {
-        self.report(&lock(&self.reconciler))
+        Self::report(&lock(&self.reconciler))
     }
 
     fn live(&self) -> Result<(), String> {

@@ -116,7 +116,7 @@ impl Shared {
     }
 
     /// Every loop must say something in this time.
-    const SILENCE: Duration = Duration::from_secs(120);
+    const SILENCE: Duration = Duration::from_mins(2);
 
     /// Whether every supervised loop is alive; else one sentence.
     pub(super) fn live(&self) -> Result<(), String> {

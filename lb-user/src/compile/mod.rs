@@ -223,15 +223,12 @@ impl Compiler {
         let mut taken = Taken::default();
         let written = tables.len();
         let result = self.try_compile(desired, old, tables, &mut taken);
-        match &result {
-            Ok(compiled) => {
-                let before = old.map_or(0, |old| old.frontends.len() as u32);
-                self.frontends = self.frontends + compiled.frontends.len() as u32 - before;
-            }
-            Err(_) => {
-                tables.truncate(written);
-                self.give_back(taken);
-            }
+        if let Ok(compiled) = &result {
+            let before = old.map_or(0, |old| old.frontends.len() as u32);
+            self.frontends = self.frontends + compiled.frontends.len() as u32 - before;
+        } else {
+            tables.truncate(written);
+            self.give_back(taken);
         }
         result
     }

@@ -458,17 +458,17 @@ fn attach_filter(
     interface: &str,
     direction: TcAttachType,
 ) -> Result<(), AttachError> {
-    match tc::qdisc_add_clsact(interface) {
-        Ok(()) => {}
-        // An earlier agent, or somebody else, has added it.
-        Err(TcError::AlreadyAttached) => {}
-        Err(source) if netlink_errno(&source) == Some(libc::EEXIST) => {}
-        Err(source) => {
-            return Err(AttachError::Qdisc {
-                interface: interface.to_owned(),
-                source,
-            });
-        }
+    // An earlier agent, or somebody else, may have added it.
+    let there = |error: &TcError| {
+        matches!(error, TcError::AlreadyAttached) || netlink_errno(error) == Some(libc::EEXIST)
+    };
+    if let Err(source) = tc::qdisc_add_clsact(interface)
+        && !there(&source)
+    {
+        return Err(AttachError::Qdisc {
+            interface: interface.to_owned(),
+            source,
+        });
     }
     // The same priority and handle replace the filter of an earlier agent in one step.
     let refused = |source| AttachError::Attach {

@@ -336,7 +336,7 @@ impl Kernel {
     /// When the kernel refuses a read.
     pub fn dump(&self) -> Result<Contents, MapsError> {
         let mut contents = Contents::default();
-        for entry in self.frontends.iter() {
+        for entry in &self.frontends {
             let (key, value) = entry.map_err(read_error(names::FRONTENDS))?;
             contents.frontends.insert(key, value);
         }
@@ -387,14 +387,9 @@ impl Kernel {
             .map(|i| window.get(i))
             .map(|entry| (entry.a, entry.b as u16))
             .collect();
-        let content = match hashes.get(&(header.a, header.b)) {
-            Some(hash) => *hash,
-            None => {
-                let hash = self.table(header.a, header.b).map_or(0, table_hash);
-                hashes.insert((header.a, header.b), hash);
-                hash
-            }
-        };
+        let content = *hashes
+            .entry((header.a, header.b))
+            .or_insert_with(|| self.table(header.a, header.b).map_or(0, table_hash));
         Ok(List {
             table: header.a,
             slots: header.b,

@@ -48,7 +48,7 @@ impl<T: aya::Pod> Array<T> {
             assert!(
                 size_of::<T>().is_multiple_of(8),
                 "array elements stride eight bytes"
-            )
+            );
         };
         Self {
             data,
@@ -88,8 +88,7 @@ impl<T: aya::Pod> Array<T> {
         let page = page_size();
         let from = first as usize * size_of::<T>();
         let base = from - from % page;
-        let bytes = (end as usize * size_of::<T>() - base).max(1);
-        let length = NonZeroUsize::new(bytes).expect("at least one byte, by the line above");
+        let length = NonZeroUsize::new(end as usize * size_of::<T>() - base).unwrap_or(NonZeroUsize::MIN);
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases no memory of ours.
         let mapping = unsafe {
             mmap(
@@ -98,12 +97,13 @@ impl<T: aya::Pod> Array<T> {
                 ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
                 MapFlags::MAP_SHARED,
                 self.fd(),
-                base as libc::off_t,
+                // An offset that does not fit is refused by the kernel.
+                libc::off_t::try_from(base).unwrap_or(libc::off_t::MAX),
             )
         }?;
         Ok(Window {
             mapping,
-            bytes,
+            bytes: length.get(),
             skip: from - base,
             count,
             _t: PhantomData,
