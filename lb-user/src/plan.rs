@@ -2,7 +2,7 @@
 //!
 //! Add: backend → table → list → set → frontend. Remove: frontend → set → backend. So whoever sees a frontend finds its
 //! set, and whoever sees a set finds its members. Every step is idempotent, and a set changes in one store.
-//! Pure: carrying steps out is `datapath`'s business.
+//! Pure: carrying steps out is `datapath`'s business, in the order of [`Phase::ORDER`].
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -28,7 +28,51 @@ pub struct ListWrite {
     pub members: Box<[(u32, u16)]>,
 }
 
-/// What is to be written, kind by kind; the fields stand in the order in which they are carried out.
+/// A kind of write; all writes of one kind come before those of the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Counters of fresh ids are set to zero.
+    ZeroCounters,
+    /// Backends are written.
+    PutBackends,
+    /// Tables are written beside the old ones.
+    WriteTables,
+    /// Lists are written beside the old ones.
+    WriteLists,
+    /// Memberships are removed: an affinity that ends a moment early is chosen anew.
+    DropMemberships,
+    /// Memberships are written: an affinity that is honoured a moment early is no harm.
+    PutMemberships,
+    /// Words of sets are written, each in one store.
+    FlipSets,
+    /// Frontends are removed.
+    DropFrontends,
+    /// Frontends are written.
+    PutFrontends,
+    /// Words of sets are set to zero.
+    DropSets,
+    /// Backends become vacant.
+    DropBackends,
+}
+
+impl Phase {
+    /// The one right order. What is removed from a hash map makes room for what is put there.
+    pub const ORDER: [Self; 11] = [
+        Self::ZeroCounters,
+        Self::PutBackends,
+        Self::WriteTables,
+        Self::WriteLists,
+        Self::DropMemberships,
+        Self::PutMemberships,
+        Self::FlipSets,
+        Self::DropFrontends,
+        Self::PutFrontends,
+        Self::DropSets,
+        Self::DropBackends,
+    ];
+}
+
+/// What is to be written, kind by kind; [`Phase::ORDER`] is the order in which it is carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Backends to write.
@@ -41,7 +85,7 @@ pub struct Plan {
     pub tables: Vec<TableWrite>,
     /// Lists to write beside the old ones.
     pub lists: Vec<ListWrite>,
-    /// Memberships to write, before the sets: an affinity that is honoured a moment early is no harm.
+    /// Memberships to write.
     pub put_memberships: BTreeSet<Membership>,
     /// Sets to flip.
     pub flip_sets: BTreeMap<u32, SetWord>,
@@ -55,8 +99,6 @@ pub struct Plan {
     pub drop_memberships: BTreeSet<Membership>,
     /// Backends to make vacant.
     pub drop_backends: BTreeSet<u32>,
-    /// Addresses of the removed backends, for the packet observer's index.
-    pub drop_index: BTreeSet<FrontendKey>,
 }
 
 /// Number of writes, by kind, for logs and tests.
@@ -157,13 +199,8 @@ impl Plan {
         let kept: HashSet<u32> = new
             .map(|new| new.backends.iter().map(|(id, _)| *id).collect())
             .unwrap_or_default();
-        for (id, backend) in &old.backends {
-            if !kept.contains(id) {
-                self.drop_backends.insert(*id);
-                self.drop_index
-                    .insert(FrontendKey::new(backend.addr, backend.port, backend.proto));
-            }
-        }
+        self.drop_backends
+            .extend(old.backends.iter().map(|(id, _)| *id).filter(|id| !kept.contains(id)));
     }
 
     /// From what the kernel holds to what all Services want: at the first sync, and to repair.
@@ -255,15 +292,12 @@ impl Plan {
             .filter(|m| !memberships_wanted.contains(*m))
             .copied()
             .collect();
-        for (id, backend) in contents
+        plan.drop_backends = contents
             .backends
-            .iter()
-            .filter(|(id, _)| !backends.contains(*id))
-        {
-            plan.drop_backends.insert(*id);
-            plan.drop_index
-                .insert(FrontendKey::new(backend.addr, backend.port, backend.proto));
-        }
+            .keys()
+            .filter(|id| !backends.contains(*id))
+            .copied()
+            .collect();
         plan
     }
 
@@ -281,7 +315,6 @@ impl Plan {
         self.drop_sets.extend(other.drop_sets);
         self.drop_memberships.extend(other.drop_memberships);
         self.drop_backends.extend(other.drop_backends);
-        self.drop_index.extend(other.drop_index);
         self.drop_frontends
             .retain(|key| !self.put_frontends.contains_key(key));
     }

@@ -10,11 +10,14 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use lb_common::{backend::state, maps as names};
+use lb_common::backend::state;
 
 use crate::{
     compile::{Compiled, Compiler, Contents, TableWrite, table_hash},
-    datapath::kernel::{Kernel, MapsError},
+    datapath::{
+        kernel::{Kernel, MapsError},
+        maps::Maps,
+    },
     desired::Desired,
     model::{DesiredService, ObjectName, Update},
     observe::UsableBackends,
@@ -55,13 +58,13 @@ pub struct Flushed {
 
 /// Desired state, what was compiled from it, and the kernel.
 #[derive(Debug)]
-pub struct Reconciler {
+pub struct Reconciler<M = Kernel> {
     desired: Desired,
     compiler: Compiler,
     /// What the kernel is believed to hold.
     applied: HashMap<ObjectName, Compiled>,
     by_id: HashMap<u32, ObjectName>,
-    kernel: Kernel,
+    kernel: M,
     /// Services to look at, and since when.
     dirty: BTreeMap<ObjectName, Instant>,
     /// What the kernel held at the start; taken by the first flush.
@@ -73,12 +76,12 @@ pub struct Reconciler {
     epoch: Instant,
 }
 
-impl Reconciler {
+impl<M: Maps> Reconciler<M> {
     /// Reads the kernel's state back; nothing is written.
     ///
     /// # Errors
     /// When the kernel refuses a read.
-    pub fn new(desired: Desired, kernel: Kernel) -> Result<Self, MapsError> {
+    pub fn new(desired: Desired, kernel: M) -> Result<Self, MapsError> {
         let contents = kernel.dump()?;
         let kernel_backends = kernel.capacity().backends;
         Ok(Self {
@@ -393,12 +396,12 @@ impl Reconciler {
     }
 
     /// The kernel.
-    pub fn kernel(&self) -> &Kernel {
+    pub fn kernel(&self) -> &M {
         &self.kernel
     }
 
     /// The kernel, to be written beside plans (opt-outs, sweeps).
-    pub fn kernel_mut(&mut self) -> &mut Kernel {
+    pub fn kernel_mut(&mut self) -> &mut M {
         &mut self.kernel
     }
 
@@ -435,11 +438,7 @@ impl Reconciler {
             .into_iter()
             .map(|(map, used, capacity)| (map, u64::from(used), u64::from(capacity)))
             .collect();
-        for map in [names::SOCKETS, names::UDP_REVERSE, names::UDP_SOCKETS, names::AFFINITY] {
-            if let (Some(used), Some(facts)) = (self.kernel.count_entries(map), self.kernel.facts().get(map)) {
-                usage.push((map, used, u64::from(facts.max_entries)));
-            }
-        }
+        usage.extend(self.kernel.filled_by_programs());
         usage
     }
 

@@ -21,12 +21,13 @@ use lb_common::{
 use thiserror::Error;
 
 use super::{
+    index::{BackendIndex, backend_key},
     load::LoadError,
     window::{Array, Window, WindowError},
 };
 use crate::{
     compile::{Capacity, Contents, List, TableWrite, table_hash},
-    plan::{ListWrite, Plan},
+    plan::{ListWrite, Phase, Plan},
 };
 
 /// Why a map could not be read or written.
@@ -99,14 +100,7 @@ pub struct Kernel {
     udp_sockets: HashMap<MapData, u64, ChainHead>,
     opted_out: HashMap<MapData, u64, u32>,
     counters: PerCpuArray<MapData, u64>,
-    index: Option<Index>,
-}
-
-/// The packet observer's index of backends, kept while interfaces are observed.
-#[derive(Debug)]
-struct Index {
-    map: HashMap<MapData, FrontendKey, u32>,
-    users: StdMap<FrontendKey, u32>,
+    index: Option<BackendIndex>,
 }
 
 impl std::fmt::Debug for Kernel {
@@ -132,8 +126,8 @@ impl Kernel {
         }
         let events =
             RingBuf::try_from(take(object, names::EVENTS)?).map_err(map_error(names::EVENTS))?;
-        let index = hash(object, names::BACKEND_INDEX)?;
-        let kernel = Self {
+        let index: HashMap<MapData, FrontendKey, u32> = hash(object, names::BACKEND_INDEX)?;
+        let mut kernel = Self {
             frontends: hash(object, names::FRONTENDS)?,
             sets: array(object, names::SETS)?,
             lists: array(object, names::LISTS)?,
@@ -149,12 +143,14 @@ impl Kernel {
             opted_out: hash(object, names::OPTED_OUT)?,
             counters: PerCpuArray::try_from(take(object, names::COUNTERS)?)
                 .map_err(map_error(names::COUNTERS))?,
-            index: index_backends.then(|| Index {
-                map: index,
-                users: StdMap::new(),
-            }),
+            index: None,
             facts,
         };
+        if index_backends {
+            let mut held = Vec::new();
+            scan(names::BACKENDS, &kernel.backends, |id, backend| held.push((id, backend)))?;
+            kernel.index = Some(BackendIndex::rebuild(index, held)?);
+        }
         Ok((kernel, events))
     }
 
@@ -175,25 +171,35 @@ impl Kernel {
     /// # Errors
     /// When a map has no room, or the kernel refuses.
     pub fn apply(&mut self, plan: &Plan) -> Result<(), MapsError> {
-        self.zero_counters(plan)?;
-        self.put_backends(plan)?;
-        self.write_tables(&plan.tables)?;
-        self.write_lists(&plan.lists)?;
-        for membership in &plan.put_memberships {
-            put(names::MEMBERS, &mut self.memberships, membership, &1)?;
+        Phase::ORDER.into_iter().try_for_each(|phase| self.carry_out(phase, plan))
+    }
+
+    fn carry_out(&mut self, phase: Phase, plan: &Plan) -> Result<(), MapsError> {
+        match phase {
+            Phase::ZeroCounters => self.zero_counters(plan),
+            Phase::PutBackends => self.put_backends(plan),
+            Phase::WriteTables => self.write_tables(&plan.tables),
+            Phase::WriteLists => self.write_lists(&plan.lists),
+            Phase::DropMemberships => {
+                let mut all = plan.drop_memberships.iter();
+                all.try_for_each(|membership| remove(names::MEMBERS, &mut self.memberships, membership))
+            }
+            Phase::PutMemberships => {
+                let mut all = plan.put_memberships.iter();
+                all.try_for_each(|membership| put(names::MEMBERS, &mut self.memberships, membership, &1))
+            }
+            Phase::FlipSets => self.flip(plan.flip_sets.iter().map(|(id, word)| (*id, *word))),
+            Phase::DropFrontends => {
+                let mut all = plan.drop_frontends.iter();
+                all.try_for_each(|key| remove(names::FRONTENDS, &mut self.frontends, key))
+            }
+            Phase::PutFrontends => {
+                let mut all = plan.put_frontends.iter();
+                all.try_for_each(|(key, value)| put(names::FRONTENDS, &mut self.frontends, key, value))
+            }
+            Phase::DropSets => self.flip(plan.drop_sets.iter().map(|id| (*id, SetWord::default()))),
+            Phase::DropBackends => self.drop_backends(plan),
         }
-        self.flip(plan.flip_sets.iter().map(|(id, word)| (*id, *word)))?;
-        for (key, value) in &plan.put_frontends {
-            put(names::FRONTENDS, &mut self.frontends, key, value)?;
-        }
-        for key in &plan.drop_frontends {
-            remove(names::FRONTENDS, &mut self.frontends, key)?;
-        }
-        self.flip(plan.drop_sets.iter().map(|id| (*id, SetWord::default())))?;
-        for membership in &plan.drop_memberships {
-            remove(names::MEMBERS, &mut self.memberships, membership)?;
-        }
-        self.drop_backends(plan)
     }
 
     fn zero_counters(&mut self, plan: &Plan) -> Result<(), MapsError> {
@@ -212,25 +218,17 @@ impl Kernel {
     }
 
     fn put_backends(&mut self, plan: &Plan) -> Result<(), MapsError> {
+        if let Some(index) = &mut self.index {
+            for (id, backend) in &plan.put_backends {
+                index.add(*id, backend_key(backend))?;
+            }
+        }
         each_window(
             names::BACKENDS,
             &self.backends,
             plan.put_backends.keys().map(|id| (*id, 1)),
             |window, at, id| window.set(at, plan.put_backends[&id]),
-        )?;
-        if let Some(index) = &mut self.index {
-            for backend in plan
-                .put_backends
-                .iter()
-                .filter(|(id, _)| plan.fresh_backends.contains(id))
-            {
-                let (id, b) = backend;
-                let key = FrontendKey::new(b.addr, b.port, b.proto);
-                put(names::BACKEND_INDEX, &mut index.map, &key, id)?;
-                *index.users.entry(key).or_default() += 1;
-            }
-        }
-        Ok(())
+        )
     }
 
     fn drop_backends(&mut self, plan: &Plan) -> Result<(), MapsError> {
@@ -246,13 +244,8 @@ impl Kernel {
             },
         )?;
         if let Some(index) = &mut self.index {
-            for key in &plan.drop_index {
-                let users = index.users.entry(*key).or_insert(1);
-                *users -= 1;
-                if *users == 0 {
-                    index.users.remove(key);
-                    remove(names::BACKEND_INDEX, &mut index.map, key)?;
-                }
+            for id in &plan.drop_backends {
+                index.remove(*id)?;
             }
         }
         Ok(())
@@ -637,7 +630,7 @@ fn scan_to<T: aya::Pod>(
     Ok(())
 }
 
-fn put<K: aya::Pod, V: aya::Pod>(
+pub(super) fn put<K: aya::Pod, V: aya::Pod>(
     map: &'static str,
     into: &mut HashMap<MapData, K, V>,
     key: &K,
@@ -650,7 +643,7 @@ fn put<K: aya::Pod, V: aya::Pod>(
     })
 }
 
-fn remove<K: aya::Pod, V: aya::Pod>(
+pub(super) fn remove<K: aya::Pod, V: aya::Pod>(
     map: &'static str,
     from: &mut HashMap<MapData, K, V>,
     key: &K,

@@ -109,6 +109,9 @@ pub enum LoadError {
         /// The cause.
         source: MapError,
     },
+    /// The backends of an earlier agent could not be read, or not be indexed.
+    #[error("cannot index the backends: {0}")]
+    Index(#[from] super::kernel::MapsError),
     /// A pinned map does not fit.
     #[error(
         "the pinned map {name} has {found} where {wanted} is wanted; `evenkeel cleanup` removes it (connections lose their state)"

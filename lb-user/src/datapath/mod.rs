@@ -4,8 +4,11 @@
 
 pub mod attach;
 pub mod btf;
+pub mod fake;
+mod index;
 pub mod kernel;
 pub mod load;
+pub mod maps;
 pub mod pins;
 pub mod syscall;
 pub mod window;

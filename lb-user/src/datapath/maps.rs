@@ -1,0 +1,90 @@
+//! What reconciling asks of the maps, whether they are the kernel's or memory.
+
+use lb_common::{
+    backend::{BackendCounters, ServiceCounters},
+    maps as names,
+};
+
+use super::{
+    kernel::{Kernel, MapsError},
+    window::WindowError,
+};
+use crate::{
+    compile::{Capacity, Contents},
+    plan::Plan,
+};
+
+/// The state maps, as plans see them.
+pub trait Maps {
+    /// How much they hold.
+    fn capacity(&self) -> Capacity;
+
+    /// Carries out a plan, in the order of [`crate::plan::Phase::ORDER`]. What was written before an error stays written.
+    ///
+    /// # Errors
+    /// When a map has no room, or the kernel refuses.
+    fn apply(&mut self, plan: &Plan) -> Result<(), MapsError>;
+
+    /// Reads all state back.
+    ///
+    /// # Errors
+    /// When the kernel refuses a read.
+    fn dump(&self) -> Result<Contents, MapsError>;
+
+    /// Reads a Maglev table; `offset` in elements, `slots` its size.
+    ///
+    /// # Errors
+    /// When it lies beyond the array.
+    fn table(&self, offset: u32, slots: u32) -> Result<Vec<u16>, WindowError>;
+
+    /// The counters of one backend.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn backend_counter(&self, id: u32) -> Result<BackendCounters, MapsError>;
+
+    /// The counters of one Service.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn service_counter(&self, id: u32) -> Result<ServiceCounters, MapsError>;
+
+    /// (used, capacity) of the maps that programs fill by themselves, by name.
+    fn filled_by_programs(&self) -> Vec<(&'static str, u64, u64)>;
+}
+
+impl Maps for Kernel {
+    fn capacity(&self) -> Capacity {
+        self.capacity()
+    }
+
+    fn apply(&mut self, plan: &Plan) -> Result<(), MapsError> {
+        self.apply(plan)
+    }
+
+    fn dump(&self) -> Result<Contents, MapsError> {
+        self.dump()
+    }
+
+    fn table(&self, offset: u32, slots: u32) -> Result<Vec<u16>, WindowError> {
+        self.table(offset, slots)
+    }
+
+    fn backend_counter(&self, id: u32) -> Result<BackendCounters, MapsError> {
+        self.backend_counter(id)
+    }
+
+    fn service_counter(&self, id: u32) -> Result<ServiceCounters, MapsError> {
+        self.service_counter(id)
+    }
+
+    fn filled_by_programs(&self) -> Vec<(&'static str, u64, u64)> {
+        [names::SOCKETS, names::UDP_REVERSE, names::UDP_SOCKETS, names::AFFINITY]
+            .into_iter()
+            .filter_map(|map| {
+                let facts = self.facts().get(map)?;
+                Some((map, self.count_entries(map)?, u64::from(facts.max_entries)))
+            })
+            .collect()
+    }
+}
