@@ -157,7 +157,8 @@ mod tests {
         fn any_bytes_are_a_record_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200), known: bool) {
             let mut bytes = bytes;
             if known && bytes.len() >= 4 {
-                bytes[..4].copy_from_slice(&(u32::from(bytes[0] % 3)).to_ne_bytes());
+                let kind = u32::from(bytes[0] % 3);
+                bytes[..4].copy_from_slice(&kind.to_ne_bytes());
             }
             let _ = record(&bytes);
         }
