@@ -1,0 +1,75 @@
+//! IPVS with round robin, in a namespace of ours.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    process::{Command, Output},
+};
+
+use anyhow::{Context, Result, bail};
+use lb_user::lab::Netns;
+
+/// Why IPVS cannot be had here, if it cannot.
+pub(crate) fn missing() -> Result<Option<String>> {
+    // Asked in a namespace of its own, as the file shows a namespace's.
+    let netns = Netns::new()?;
+    let listed = netns.run(|| fs::exists("/proc/thread-self/net/ip_vs"))?;
+    if !listed.context("look for IPVS")? {
+        return Ok(Some("this kernel has no IPVS (no /proc/net/ip_vs)".to_owned()));
+    }
+    let mut version = Command::new("ipvsadm");
+    version.arg("--version");
+    Ok(match version.output() {
+        Ok(_) => None,
+        Err(error) => Some(format!("ipvsadm does not start: {error}")),
+    })
+}
+
+/// A virtual server; it is removed on drop.
+#[derive(Debug)]
+pub(crate) struct Ipvs {
+    netns: Netns,
+    frontend: SocketAddr,
+}
+
+impl Ipvs {
+    /// Makes the virtual server, and sets what happens to a SYN that meets a kept entry.
+    pub(crate) fn new(netns: &Netns, frontend: SocketAddr, reuse_mode: u8) -> Result<Self> {
+        netns.write_sysctl("ipv4/vs/conn_reuse_mode", &reuse_mode.to_string())?;
+        let ipvs = Self {
+            netns: netns.clone(),
+            frontend,
+        };
+        ipvs.admin(&["-A", "-t", &frontend.to_string(), "-s", "rr"])?;
+        Ok(ipvs)
+    }
+
+    /// Adds a real server, its address translated as kube-proxy has it.
+    pub(crate) fn add(&self, backend: SocketAddr) -> Result<()> {
+        let (frontend, backend) = (self.frontend.to_string(), backend.to_string());
+        self.admin(&["-a", "-t", &frontend, "-r", &backend, "-m"])
+    }
+
+    fn admin(&self, arguments: &[&str]) -> Result<()> {
+        let Output { status, stderr, .. } = self
+            .netns
+            .place(Command::new("ipvsadm").args(arguments))
+            .output()
+            .context("start ipvsadm")?;
+        if status.success() {
+            return Ok(());
+        }
+        bail!(
+            "ipvsadm {} failed ({status}): {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&stderr).trim()
+        )
+    }
+}
+
+impl Drop for Ipvs {
+    fn drop(&mut self) {
+        // The namespace goes in any case; a test that counts on the removal sees whether it worked.
+        let _ = self.admin(&["-D", "-t", &self.frontend.to_string()]);
+    }
+}

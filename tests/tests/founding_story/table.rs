@@ -1,0 +1,92 @@
+//! What the client met, before and after the third backend joined.
+
+use std::{
+    io::{self, Write},
+    net::SocketAddr,
+    time::Instant,
+};
+
+use anyhow::Result;
+use lb_user::lab::client::Attempt;
+
+use super::stage;
+
+/// One proxy in one phase.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    proxy: String,
+    phase: &'static str,
+    backends: u8,
+    pub(crate) failed: u64,
+    /// Answers of each of the three, in their order.
+    answers: [u64; 3],
+}
+
+impl Row {
+    fn new(proxy: &str, phase: &'static str, backends: u8, attempts: &[Attempt]) -> Self {
+        let count = |wanted: SocketAddr| attempts.iter().filter(|a| a.outcome == Ok(wanted)).count() as u64;
+        Self {
+            proxy: proxy.to_owned(),
+            phase,
+            backends,
+            failed: attempts.iter().filter(|a| a.outcome.is_err()).count() as u64,
+            answers: [1, 2, 3].map(|n| count(stage::backend(n))),
+        }
+    }
+
+    fn connections(&self) -> u64 {
+        self.failed + self.answers.iter().sum::<u64>()
+    }
+
+    /// Connections that the third backend got.
+    pub(crate) fn of_third(&self) -> u64 {
+        self.answers[2]
+    }
+
+    /// Its share, as a part of the fair one.
+    pub(crate) fn third_of_fair(&self) -> f64 {
+        let fair = self.answers.iter().sum::<u64>() as f64 / f64::from(self.backends);
+        self.of_third() as f64 / fair
+    }
+}
+
+/// Splits a client's records at the moment when the third backend was in force.
+pub(crate) fn rows(proxy: &str, attempts: &[Attempt], added: Instant) -> [Row; 2] {
+    let split = attempts.partition_point(|a| a.started < added);
+    let (before, after) = attempts.split_at(split);
+    [
+        Row::new(proxy, "two backends", 2, before),
+        Row::new(proxy, "a third joined", 3, after),
+    ]
+}
+
+/// Prints rows for the summary of the test run.
+pub(crate) fn print(rows: &[Row]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    // libtest-mimic leaves the cursor behind the running test's name.
+    writeln!(
+        out,
+        "\nSTORY {:26} {:15} {:>11} {:>7} {:>18} {:>14}",
+        "PROXY", "PHASE", "CONNECTIONS", "FAILED", "PER BACKEND", "THIRD/FAIR"
+    )?;
+    for row in rows {
+        let [first, second, third] = row.answers;
+        let (answers, of_fair) = if row.backends == 3 {
+            (
+                format!("{first}/{second}/{third}"),
+                format!("{:.0} %", 100.0 * row.third_of_fair()),
+            )
+        } else {
+            (format!("{first}/{second}"), "-".to_owned())
+        };
+        writeln!(
+            out,
+            "STORY {:26} {:15} {:>11} {:>7} {answers:>18} {of_fair:>14}",
+            row.proxy,
+            row.phase,
+            row.connections(),
+            row.failed
+        )?;
+    }
+    Ok(())
+}
