@@ -115,7 +115,7 @@ fn any_endpoint(family: Family) -> impl Strategy<Value = Endpoint> {
                 node: node.map(|node| format!("node-{node}").into()),
                 zone: None,
                 hints: hints.map(|(zone, node)| {
-                    Box::new(Hints {
+                    Arc::new(Hints {
                         zones: [format!("zone-{zone}").into()].into(),
                         nodes: [format!("node-{node}").into()].into(),
                     })

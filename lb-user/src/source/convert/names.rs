@@ -1,6 +1,8 @@
-//! Strings that many records share.
+//! Strings and hints that many records share.
 
 use std::{collections::HashSet, sync::Arc};
+
+use crate::model::Hints;
 
 /// Hands out one allocation for each distinct text: node names, zones, namespaces and port names repeat a lot.
 #[derive(Debug, Default)]
@@ -8,7 +10,11 @@ pub struct Names {
     known: HashSet<Arc<str>>,
     /// The size at which strings that nobody else holds any more are let go.
     sweep_at: usize,
+    hints: HashSet<Arc<Hints>>,
 }
+
+/// How many distinct hints are worth keeping; a cluster has one or two for each zone or node.
+const MOST_HINTS: usize = 4096;
 
 impl Names {
     /// The shared string of this text.
@@ -23,6 +29,21 @@ impl Names {
         let name: Arc<str> = text.into();
         self.known.insert(name.clone());
         name
+    }
+
+    /// The shared record of these hints.
+    pub(super) fn share_hints(&mut self, hints: Hints) -> Arc<Hints> {
+        if let Some(known) = self.hints.get(&hints) {
+            return known.clone();
+        }
+        if self.hints.len() >= MOST_HINTS {
+            self.hints.retain(|hints| Arc::strong_count(hints) > 1);
+        }
+        let hints = Arc::new(hints);
+        if self.hints.len() < MOST_HINTS {
+            self.hints.insert(hints.clone());
+        }
+        hints
     }
 
     /// How many distinct strings are held.

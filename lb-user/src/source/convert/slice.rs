@@ -127,9 +127,9 @@ fn endpoint(
     })
 }
 
-fn hints(names: &mut Names, entry: &k8s::Endpoint) -> Option<Box<Hints>> {
+fn hints(names: &mut Names, entry: &k8s::Endpoint) -> Option<Arc<Hints>> {
     let hints = entry.hints.as_ref()?;
     let zones: Box<[Arc<str>]> = hints.for_zones.iter().flatten().map(|z| names.share(&z.name)).collect();
     let nodes: Box<[Arc<str>]> = hints.for_nodes.iter().flatten().map(|n| names.share(&n.name)).collect();
-    (!zones.is_empty() || !nodes.is_empty()).then(|| Box::new(Hints { zones, nodes }))
+    (!zones.is_empty() || !nodes.is_empty()).then(|| names.share_hints(Hints { zones, nodes }))
 }

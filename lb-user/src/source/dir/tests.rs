@@ -93,17 +93,14 @@ impl Lab {
         let deadline = Instant::now() + Duration::from_secs(15);
         while !condition(self) {
             let wait = tokio::time::timeout_at(deadline.into(), self.running.updates.recv());
-            match wait.await {
-                Ok(Some(update)) => {
-                    self.desired.apply(update);
-                }
-                Ok(None) => panic!("the source ended before: {what}"),
-                Err(_elapsed) => panic!(
+            let Ok(update) = wait.await else {
+                panic!(
                     "never happened: {what}; members {:?}, problems:\n{}",
                     self.members(),
                     self.problems()
-                ),
-            }
+                );
+            };
+            self.desired.apply(update.expect("the source goes on"));
         }
     }
 

@@ -3,7 +3,7 @@
 //! A file is parsed once into a [`Tree`]; typed objects are read out of the tree, so that an error names the field's
 //! path and line, whichever of the two syntaxes the file is in.
 
-use std::fmt;
+use std::{fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer,
@@ -90,100 +90,109 @@ impl Tree {
     }
 }
 
-impl From<serde_json::Value> for Tree {
-    fn from(json: serde_json::Value) -> Self {
-        let value = match json {
-            serde_json::Value::Null => Value::Null,
-            serde_json::Value::Bool(bool) => Value::Bool(bool),
-            serde_json::Value::Number(number) => match number.as_i64() {
-                Some(integer) => Value::Integer(integer),
-                None => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
-            },
-            serde_json::Value::String(text) => Value::Text(text),
-            serde_json::Value::Array(items) => Value::List(items.into_iter().map(Self::from).collect()),
-            serde_json::Value::Object(entries) => {
-                Value::Map(entries.into_iter().map(|(k, v)| (k, Self::from(v))).collect())
-            }
-        };
-        Self { line: 0, value }
+/// A tree that knows its lines, if it is read from YAML.
+pub(super) struct Located(pub(super) Tree);
+
+/// A tree that does not know its lines.
+pub(super) struct Unlocated(pub(super) Tree);
+
+impl From<Located> for Tree {
+    fn from(located: Located) -> Self {
+        located.0
     }
 }
 
-impl<'de> Deserialize<'de> for Tree {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let spanned = serde_saphyr::Spanned::<Value>::deserialize(deserializer)?;
-        Ok(Self {
-            line: spanned.referenced.line(),
-            value: spanned.value,
-        })
+impl From<Unlocated> for Tree {
+    fn from(unlocated: Unlocated) -> Self {
+        unlocated.0
     }
 }
 
-impl<'de> Deserialize<'de> for Value {
+impl<'de> Deserialize<'de> for Located {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
+        struct Inner(Value);
 
-        impl<'de> Visitor<'de> for Any {
-            type Value = Value;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a value")
-            }
-
-            fn visit_unit<E>(self) -> Result<Value, E> {
-                Ok(Value::Null)
-            }
-
-            fn visit_none<E>(self) -> Result<Value, E> {
-                Ok(Value::Null)
-            }
-
-            fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-                Value::deserialize(deserializer)
-            }
-
-            fn visit_bool<E>(self, bool: bool) -> Result<Value, E> {
-                Ok(Value::Bool(bool))
-            }
-
-            fn visit_i64<E>(self, integer: i64) -> Result<Value, E> {
-                Ok(Value::Integer(integer))
-            }
-
-            fn visit_u64<E>(self, integer: u64) -> Result<Value, E> {
-                Ok(i64::try_from(integer).map_or(Value::Float(integer as f64), Value::Integer))
-            }
-
-            fn visit_f64<E>(self, float: f64) -> Result<Value, E> {
-                Ok(Value::Float(float))
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Value, E> {
-                Ok(Value::Text(text.to_owned()))
-            }
-
-            fn visit_string<E>(self, text: String) -> Result<Value, E> {
-                Ok(Value::Text(text))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
-                let mut items = Vec::new();
-                while let Some(item) = seq.next_element()? {
-                    items.push(item);
-                }
-                Ok(Value::List(items))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(Value::Map(entries))
+        impl<'de> Deserialize<'de> for Inner {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(Any::<Located>(PhantomData)).map(Self)
             }
         }
 
-        deserializer.deserialize_any(Any)
+        let spanned = serde_saphyr::Spanned::<Inner>::deserialize(deserializer)?;
+        Ok(Self(Tree {
+            line: spanned.referenced.line(),
+            value: spanned.value.0,
+        }))
+    }
+}
+
+impl<'de> Deserialize<'de> for Unlocated {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = deserializer.deserialize_any(Any::<Self>(PhantomData))?;
+        Ok(Self(Tree { line: 0, value }))
+    }
+}
+
+/// Builds any value; what lies in it is read as `T`.
+struct Any<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de> + Into<Tree>> Visitor<'de> for Any<T> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_bool<E>(self, bool: bool) -> Result<Value, E> {
+        Ok(Value::Bool(bool))
+    }
+
+    fn visit_i64<E>(self, integer: i64) -> Result<Value, E> {
+        Ok(Value::Integer(integer))
+    }
+
+    fn visit_u64<E>(self, integer: u64) -> Result<Value, E> {
+        Ok(i64::try_from(integer).map_or(Value::Float(integer as f64), Value::Integer))
+    }
+
+    fn visit_f64<E>(self, float: f64) -> Result<Value, E> {
+        Ok(Value::Float(float))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(Value::Text(text.to_owned()))
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Value, E> {
+        Ok(Value::Text(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element::<T>()? {
+            items.push(item.into());
+        }
+        Ok(Value::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut entries = Vec::new();
+        while let Some((key, value)) = map.next_entry::<String, T>()? {
+            entries.push((key, value.into()));
+        }
+        Ok(Value::Map(entries))
     }
 }
 
