@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use lb_common::backend::state;
+use lb_common::{backend::state, frontend::FrontendKey};
 
 use crate::{
     compile::{Compiled, Compiler, Contents, TableWrite, table_hash},
@@ -20,7 +20,7 @@ use crate::{
     },
     desired::Desired,
     model::{DesiredService, ObjectName, Update},
-    observe::UsableBackends,
+    observe::{Directory, UsableBackends},
     plan::Plan,
 };
 
@@ -73,6 +73,8 @@ pub struct Reconciler<M = Kernel> {
     /// Services of the agent's own, beside those that are wanted from outside.
     own: BTreeMap<ObjectName, DesiredService>,
     usable: Arc<UsableBackends>,
+    /// Kept while interfaces are observed.
+    directory: Option<Arc<Directory>>,
     epoch: Instant,
 }
 
@@ -95,6 +97,7 @@ impl<M: Maps> Reconciler<M> {
             sync: SyncState::default(),
             own: BTreeMap::new(),
             usable: Arc::new(UsableBackends::new(kernel_backends)),
+            directory: None,
             epoch: Instant::now(),
         })
     }
@@ -181,7 +184,7 @@ impl<M: Maps> Reconciler<M> {
         let now = self.now_ms();
         self.compiler.forget_restored(now);
         for service in self.applied.values() {
-            self.mark_usable(service, true);
+            self.tell_observers(service, true);
         }
         self.settle_all();
         Flushed {
@@ -282,10 +285,10 @@ impl<M: Maps> Reconciler<M> {
         if let Some(old) = &old {
             self.compiler.retire(old, new.as_ref(), now);
             self.by_id.remove(&old.service_id);
-            self.mark_usable(old, false);
+            self.tell_observers(old, false);
         }
         if let Some(new) = new {
-            self.mark_usable(&new, true);
+            self.tell_observers(&new, true);
             self.by_id.insert(new.service_id, name.clone());
             self.applied.insert(name.clone(), new);
         }
@@ -452,9 +455,28 @@ impl<M: Maps> Reconciler<M> {
         Arc::clone(&self.usable)
     }
 
-    fn mark_usable(&self, service: &Compiled, present: bool) {
+    /// Keeps a directory of whose address is whose, for the packets of observed interfaces.
+    pub fn keep_directory(&mut self, directory: Arc<Directory>) {
+        self.directory = Some(directory);
+    }
+
+    /// Tells those who judge records which backends may get connections, and whose addresses there are.
+    fn tell_observers(&self, service: &Compiled, present: bool) {
         for (id, backend) in &service.backends {
             self.usable.set(*id, present && backend.state == state::ACTIVE);
+        }
+        let Some(directory) = &self.directory else { return };
+        let frontends = service.frontends.iter().map(|(key, _)| (*key, 0));
+        let backends = service
+            .backends
+            .iter()
+            .map(|(id, b)| (FrontendKey::new(b.addr, b.port, b.proto), *id));
+        for (key, backend_id) in frontends.chain(backends) {
+            if present {
+                directory.put(key, service.service_id, backend_id);
+            } else {
+                directory.remove(&key, service.service_id);
+            }
         }
     }
 

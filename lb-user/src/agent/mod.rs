@@ -44,7 +44,7 @@ use crate::{
     http,
     metrics::{DEFAULT_SERVICE_CAP, Exporter},
     model::Kind,
-    observe::{Observation, ring::Ring},
+    observe::{Directory, Observation, ring::Ring},
     reconcile::Reconciler,
     source::{self, Running},
     view::Mode,
@@ -233,6 +233,10 @@ async fn serve(config: Config) -> Result<()> {
     };
     let probe = Arc::new(probe::Probe::listen(config.mode).context("listen for the self-probe")?);
     reconciler.add_own(probe.service());
+    let directory = Arc::new(Directory::default());
+    if !config.interfaces.is_empty() {
+        reconciler.keep_directory(directory.clone());
+    }
     let ring = Ring::new(events).context("watch the ring buffer")?;
 
     let cancel = CancellationToken::new();
@@ -249,7 +253,7 @@ async fn serve(config: Config) -> Result<()> {
         usable: reconciler.usable(),
         census: Census::new(reconciler.kernel()),
         reconciler: Mutex::new(reconciler),
-        observation: Mutex::new(Observation::new(horizon_ns)),
+        observation: Mutex::new(Observation::new(horizon_ns, directory)),
         programs: Mutex::new(programs),
         source: running.status.clone(),
         loops: Mutex::new(running.loops.clone()),

@@ -62,7 +62,7 @@ pub struct ConnRecord {
     pub tuple: ClientTuple,
     /// The Service's id.
     pub service: u32,
-    /// The id of the backend that got it.
+    /// The id of the backend that got it; 0 where nobody knows.
     pub backend: u32,
 }
 
@@ -296,7 +296,9 @@ impl LastUse {
         if self.end_ns == 0 || interval_ns > horizon_ns {
             return Outcome::First;
         }
-        if !usable(self.backend, record.start_ns) {
+        if self.backend == 0 || record.backend == 0 {
+            Outcome::UnknownBackend(interval_ns)
+        } else if !usable(self.backend, record.start_ns) {
             Outcome::StaleBackend(interval_ns)
         } else if self.backend == record.backend {
             Outcome::SameBackend(interval_ns)

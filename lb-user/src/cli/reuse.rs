@@ -57,7 +57,10 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
         format!(
             "{} met the same backend, {} another, {} came after a backend that was gone",
             view.same_backend, view.moved, view.stale_backend
-        ),
+        ) + &match view.unknown_backend {
+            0 => String::new(),
+            unknown => format!(", of {unknown} nobody knows (another proxy translates)"),
+        },
     );
     line(
         "Same backend:",
@@ -111,6 +114,7 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
             ">SAME",
             ">MOVED",
             ">STALE",
+            ">UNKNOWN",
             ">OVERLAP",
             ">SAME SHARE",
             ">BY CHANCE",
@@ -126,6 +130,7 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
                     service.same_backend.to_string(),
                     service.moved.to_string(),
                     service.stale_backend.to_string(),
+                    service.unknown_backend.to_string(),
                     service.overlap.to_string(),
                     service.same_share.map_or_else(String::new, percent),
                     service.expected_same_share.map_or_else(String::new, percent),

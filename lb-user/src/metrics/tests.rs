@@ -83,6 +83,7 @@ fn busy() -> Snapshot {
             same_backend: 600,
             moved: 40,
             stale_backend: 3,
+            unknown_backend: 0,
             overlap: 2,
             intervals: [0, 0, 0, 0, 0, 0, 0, 13, 630, 0],
             interval_seconds: 57_000.5,

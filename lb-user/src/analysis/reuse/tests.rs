@@ -113,6 +113,17 @@ fn a_backend_that_is_gone_makes_the_reuse_stale() {
 }
 
 #[test]
+fn a_backend_that_nobody_knows_is_neither_the_same_nor_gone() {
+    let mut tracker = ReuseTracker::new(in_order());
+    for n in 0..4 {
+        tracker.push(record(1, (2 * n + 1) * SECOND, (2 * n + 2) * SECOND, 0), |_, _| false);
+    }
+    tracker.drain(|_, _| false);
+    let total = tracker.total();
+    assert_eq!((total.unknown_backend, total.total(), total.same_share()), (3, 3, None));
+}
+
+#[test]
 fn of_two_that_overlap_the_later_end_counts() {
     let tracker = fold(
         in_order(),
@@ -265,7 +276,9 @@ fn after(last: Option<&ConnRecord>, record: &ConnRecord, horizon_ns: u64) -> Out
     match last {
         Some(last) if record.start_ns - last.end_ns <= horizon_ns => {
             let interval = record.start_ns - last.end_ns;
-            if last.backend == record.backend {
+            if last.backend == 0 || record.backend == 0 {
+                Outcome::UnknownBackend(interval)
+            } else if last.backend == record.backend {
                 Outcome::SameBackend(interval)
             } else {
                 Outcome::Moved(interval)
