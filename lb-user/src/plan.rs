@@ -169,9 +169,9 @@ impl Plan {
                 }
                 self.flip_sets.insert(set.set_id, set.word);
             }
-            let known: HashSet<Membership> = before.into_iter().flat_map(memberships).collect();
+            let known: HashSet<Membership> = before.into_iter().flat_map(CompiledSet::memberships).collect();
             self.put_memberships
-                .extend(memberships(set).filter(|m| !known.contains(m)));
+                .extend(set.memberships().filter(|m| !known.contains(m)));
         }
         for (key, value) in &new.frontends {
             let known = old.and_then(|old| find(&old.frontends, key));
@@ -192,9 +192,9 @@ impl Plan {
             if after.is_none() {
                 self.drop_sets.insert(set.set_id);
             }
-            let kept: HashSet<Membership> = after.into_iter().flat_map(memberships).collect();
+            let kept: HashSet<Membership> = after.into_iter().flat_map(CompiledSet::memberships).collect();
             self.drop_memberships
-                .extend(memberships(set).filter(|m| !kept.contains(m)));
+                .extend(set.memberships().filter(|m| !kept.contains(m)));
         }
         let kept: HashSet<u32> = new
             .map(|new| new.backends.iter().map(|(id, _)| *id).collect())
@@ -260,7 +260,7 @@ impl Plan {
                 if held_word != set.word {
                     plan.flip_sets.insert(set.set_id, set.word);
                 }
-                for membership in memberships(set) {
+                for membership in set.memberships() {
                     memberships_wanted.insert(membership);
                     if !contents.memberships.contains(&membership) {
                         plan.put_memberships.insert(membership);
@@ -334,18 +334,6 @@ fn list_write(set: &CompiledSet) -> ListWrite {
         slots: set.table.slots,
         members: set.members.clone(),
     }
-}
-
-/// The memberships of a set with affinity: its members that may get new flows.
-pub fn memberships(set: &CompiledSet) -> impl Iterator<Item = Membership> {
-    let set_id = set.set_id;
-    set.members
-        .iter()
-        .filter(|(_, weight)| set.affinity && *weight > 0)
-        .map(move |(backend_id, _)| Membership {
-            set_id,
-            backend_id: *backend_id,
-        })
 }
 
 #[cfg(test)]

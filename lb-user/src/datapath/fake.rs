@@ -49,7 +49,7 @@ pub enum Fault {
 #[derive(Clone, Debug)]
 pub struct Memory {
     capacity: Capacity,
-    /// How many memberships fit.
+    /// How many memberships fit, where the map is smaller than the compiler believes.
     pub max_memberships: usize,
     /// How many frontends fit, where the map is smaller than the compiler believes.
     pub max_frontends: usize,
@@ -80,7 +80,7 @@ impl Memory {
     pub fn new(capacity: Capacity) -> Self {
         Self {
             capacity,
-            max_memberships: names::MAX_MEMBERS as usize,
+            max_memberships: capacity.memberships as usize,
             max_frontends: capacity.frontends as usize,
             fault: Fault::None,
             writes: 0,

@@ -7,7 +7,7 @@ use std::collections::HashMap as StdMap;
 
 use aya::maps::{HashMap, MapData};
 use lb_common::{
-    backend::{Backend, state},
+    backend::Backend,
     frontend::FrontendKey,
     maps as names,
 };
@@ -27,7 +27,7 @@ pub(super) struct BackendIndex {
 }
 
 impl BackendIndex {
-    /// Brings the map to what these backends say: an earlier agent may have left another state, or none.
+    /// Brings the map to what these backends (none of them vacant) say: an earlier agent may have left another state, or none.
     pub(super) fn rebuild(
         map: HashMap<MapData, FrontendKey, u32>,
         backends: impl IntoIterator<Item = (u32, Backend)>,
@@ -37,9 +37,7 @@ impl BackendIndex {
             users: Users::default(),
         };
         for (id, backend) in backends {
-            if backend.state != state::VACANT {
-                this.add(id, backend_key(&backend))?;
-            }
+            this.add(id, backend_key(&backend))?;
         }
         let held: Vec<FrontendKey> = this.map.keys().flatten().collect();
         for key in held.iter().filter(|key| !this.users.has(key)) {

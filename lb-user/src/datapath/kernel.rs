@@ -148,7 +148,11 @@ impl Kernel {
         };
         if index_backends {
             let mut held = Vec::new();
-            scan(names::BACKENDS, &kernel.backends, |id, backend| held.push((id, backend)))?;
+            scan(names::BACKENDS, &kernel.backends, |id, backend| {
+                if backend.state != state::VACANT {
+                    held.push((id, backend));
+                }
+            })?;
             kernel.index = Some(BackendIndex::rebuild(index, held)?);
         }
         Ok((kernel, events))
@@ -163,6 +167,7 @@ impl Kernel {
             backends: self.backends.len(),
             lists: self.lists.len().min(1 << lb_common::set::OFFSET_BITS),
             tables: self.tables.len(),
+            memberships: self.limit(names::MEMBERS),
         }
     }
 
