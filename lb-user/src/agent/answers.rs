@@ -487,6 +487,7 @@ fn add(total: &mut ReuseCounts, counts: &ReuseCounts) {
     total.same_backend += counts.same_backend;
     total.moved += counts.moved;
     total.stale_backend += counts.stale_backend;
+    total.unknown_backend += counts.unknown_backend;
     total.overlap += counts.overlap;
     for (sum, count) in total.intervals.iter_mut().zip(counts.intervals) {
         *sum += count;

@@ -52,13 +52,7 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
         "Reuses:",
         format!("{} within {} s of the previous close", view.total, view.horizon_seconds),
     );
-    line(
-        "Outcome:",
-        format!(
-            "{} met the same backend, {} another, {} came after a backend that was gone",
-            view.same_backend, view.moved, view.stale_backend
-        ),
-    );
+    line("Outcome:", outcome(view));
     line(
         "Same backend:",
         same(
@@ -111,6 +105,7 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
             ">SAME",
             ">MOVED",
             ">STALE",
+            ">UNKNOWN",
             ">OVERLAP",
             ">SAME SHARE",
             ">BY CHANCE",
@@ -126,6 +121,7 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
                     service.same_backend.to_string(),
                     service.moved.to_string(),
                     service.stale_backend.to_string(),
+                    service.unknown_backend.to_string(),
                     service.overlap.to_string(),
                     service.same_share.map_or_else(String::new, percent),
                     service.expected_same_share.map_or_else(String::new, percent),
@@ -135,6 +131,25 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
         out.push_str(&grid.render(output.headers, output.color));
     }
     out
+}
+
+/// What became of the reuses. Where all backends were out of sight, that is the whole answer.
+fn outcome(view: &ReuseView) -> String {
+    let unknown = format!(
+        "{} whose backend was not seen (somebody else translates)",
+        view.unknown_backend
+    );
+    if view.unknown_backend > 0 && view.unknown_backend == view.total {
+        return unknown;
+    }
+    let mut known = format!(
+        "{} met the same backend, {} another, {} came after a backend that was gone",
+        view.same_backend, view.moved, view.stale_backend
+    );
+    if view.unknown_backend > 0 {
+        known = format!("{known}, {unknown}");
+    }
+    known
 }
 
 fn same(share: Option<f64>, expected: Option<f64>, n: u64) -> String {

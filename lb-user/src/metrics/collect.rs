@@ -206,6 +206,7 @@ impl Page {
             ("same_backend", reuse.same_backend),
             ("moved", reuse.moved),
             ("stale_backend", reuse.stale_backend),
+            ("unknown_backend", reuse.unknown_backend),
         ] {
             self.counter(&families::TUPLE_REUSE, &[outcome], count as f64);
         }

@@ -231,6 +231,7 @@ impl Answers for Fixture {
             same_backend: 640,
             moved: 0,
             stale_backend: 0,
+            unknown_backend: 0,
             overlap: 2,
             intervals: [0, 0, 0, 0, 0, 0, 0, 10, 630, 0],
             interval_seconds: 57_000.0,

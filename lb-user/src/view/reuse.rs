@@ -20,6 +20,9 @@ pub struct ReuseView {
     pub moved: u64,
     /// Reuses whose previous backend was no longer usable.
     pub stale_backend: u64,
+    /// Reuses of which a backend was not seen, because somebody else translates (observe mode).
+    #[serde(default)]
+    pub unknown_backend: u64,
     /// Connections that overlapped another use of their tuple; not among the reuses.
     pub overlap: u64,
     /// Same backend among the reuses that could have met it (0 to 1).
@@ -69,6 +72,9 @@ pub struct ServiceReuseView {
     pub moved: u64,
     /// Reuses whose previous backend was no longer usable.
     pub stale_backend: u64,
+    /// Reuses of which a backend was not seen, because somebody else translates (observe mode).
+    #[serde(default)]
+    pub unknown_backend: u64,
     /// Connections that overlapped another use of their tuple.
     pub overlap: u64,
     /// Same backend among the reuses that could have met it (0 to 1).
@@ -90,6 +96,7 @@ impl ServiceReuseView {
             same_backend: counts.same_backend,
             moved: counts.moved,
             stale_backend: counts.stale_backend,
+            unknown_backend: counts.unknown_backend,
             overlap: counts.overlap,
             same_share: counts.same_share(),
             expected_same_share,
@@ -131,6 +138,7 @@ impl ReuseView {
             same_backend: counts.same_backend,
             moved: counts.moved,
             stale_backend: counts.stale_backend,
+            unknown_backend: counts.unknown_backend,
             overlap: counts.overlap,
             same_share: counts.same_share(),
             expected_same_share: (comparable > 0).then(|| expected / comparable as f64),

@@ -16,6 +16,8 @@ pub enum Outcome {
     Moved(u64),
     /// Reused, and the previous use's backend was no longer usable.
     StaleBackend(u64),
+    /// Reused, and the backend of one of the two uses was not seen: somebody else chose it.
+    UnknownBackend(u64),
     /// Began while another use of the tuple was open.
     Overlap,
     /// Came too late to be judged.
@@ -33,6 +35,8 @@ pub struct ReuseCounts {
     pub moved: u64,
     /// Reuses whose previous backend was no longer usable.
     pub stale_backend: u64,
+    /// Reuses of which one backend or both were not seen: somebody else translates (observe mode).
+    pub unknown_backend: u64,
     /// Connections that overlapped another use of their tuple; not among the reuses.
     pub overlap: u64,
     /// Reuses by interval; bucket i ends with [`EDGES_SECONDS`]`[i]` (included), the last one is open.
@@ -44,7 +48,7 @@ pub struct ReuseCounts {
 impl ReuseCounts {
     /// All reuses.
     pub fn total(&self) -> u64 {
-        self.same_backend + self.moved + self.stale_backend
+        self.same_backend + self.moved + self.stale_backend + self.unknown_backend
     }
 
     /// The share of the same backend among the reuses that could have met it; none without such.
@@ -72,6 +76,10 @@ impl ReuseCounts {
             }
             Outcome::StaleBackend(interval_ns) => {
                 self.stale_backend += 1;
+                interval_ns
+            }
+            Outcome::UnknownBackend(interval_ns) => {
+                self.unknown_backend += 1;
                 interval_ns
             }
         };

@@ -113,6 +113,25 @@ fn a_backend_that_is_gone_makes_the_reuse_stale() {
 }
 
 #[test]
+fn nothing_is_claimed_of_backends_that_were_not_seen() {
+    let mut tracker = ReuseTracker::new(in_order());
+    // No unseen backend is usable, and none is gone either.
+    let usable = |backend: u32, _| backend != UNKNOWN_BACKEND;
+    for record in [
+        record(1, SECOND, 2 * SECOND, UNKNOWN_BACKEND),
+        record(1, 3 * SECOND, 4 * SECOND, UNKNOWN_BACKEND),
+        record(1, 5 * SECOND, 6 * SECOND, 7),
+        record(1, 7 * SECOND, 8 * SECOND, UNKNOWN_BACKEND),
+    ] {
+        tracker.push(record, usable);
+    }
+    tracker.drain(usable);
+    let total = tracker.total();
+    assert_eq!((total.unknown_backend, total.total()), (3, 3));
+    assert_eq!(total.same_share(), None);
+}
+
+#[test]
 fn of_two_that_overlap_the_later_end_counts() {
     let tracker = fold(
         in_order(),
@@ -265,7 +284,9 @@ fn after(last: Option<&ConnRecord>, record: &ConnRecord, horizon_ns: u64) -> Out
     match last {
         Some(last) if record.start_ns - last.end_ns <= horizon_ns => {
             let interval = record.start_ns - last.end_ns;
-            if last.backend == record.backend {
+            if last.backend == UNKNOWN_BACKEND || record.backend == UNKNOWN_BACKEND {
+                Outcome::UnknownBackend(interval)
+            } else if last.backend == record.backend {
                 Outcome::SameBackend(interval)
             } else {
                 Outcome::Moved(interval)
