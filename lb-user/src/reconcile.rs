@@ -432,14 +432,11 @@ impl<M: Maps> Reconciler<M> {
 
     /// (used, capacity) by map.
     pub fn usage(&self) -> Vec<(&'static str, u64, u64)> {
-        let mut usage: Vec<(&'static str, u64, u64)> = self
-            .compiler
+        self.compiler
             .usage()
             .into_iter()
             .map(|(map, used, capacity)| (map, u64::from(used), u64::from(capacity)))
-            .collect();
-        usage.extend(self.kernel.filled_by_programs());
-        usage
+            .collect()
     }
 
     /// The desired state of a Service that is served.

@@ -115,10 +115,10 @@ impl Shared {
         observation: &Observation,
         name: &ObjectName,
         compiled: &Compiled,
-    ) -> Result<ServiceView, QueryError> {
-        let counters = reconciler.kernel().service_counter(compiled.service_id).map_err(failed)?;
+        counters: ServiceCounters,
+    ) -> ServiceView {
         let desired = reconciler.desired_service(name);
-        Ok(ServiceView {
+        ServiceView {
             namespace: name.namespace.to_string(),
             name: name.name.to_string(),
             id: compiled.service_id,
@@ -128,7 +128,7 @@ impl Shared {
             failed: failures(&counters),
             active: counters.established.saturating_sub(counters.closed),
             imbalance: imbalance(observation, compiled.service_id).map(Into::into),
-        })
+        }
     }
 
     fn programs(&self) -> Vec<ProgramView> {
@@ -246,7 +246,9 @@ fn weight_of(service: &Compiled, id: u32) -> u32 {
 impl Answers for Shared {
     fn status(&self) -> Result<StatusView, QueryError> {
         let programs = self.programs();
+        let census = self.census.count();
         let reconciler = lock(&self.reconciler);
+        let all = Self::all_service_counters(&reconciler).map_err(failed)?;
         let counters = reconciler.kernel().counters().map_err(failed)?;
         let sum = |wanted: u32| -> u64 { (0..hook::COUNT).map(|h| counters[counter::index(h, wanted) as usize]).sum() };
         let mut counts = CountsView {
@@ -255,7 +257,7 @@ impl Answers for Shared {
         };
         let everything = ServiceFilter::default();
         for (_, service) in Self::shown(&reconciler, &everything) {
-            let c = reconciler.kernel().service_counter(service.service_id).map_err(failed)?;
+            let c = all.get(service.service_id as usize).copied().unwrap_or_default();
             counts.services += 1;
             counts.frontends += service.frontends.len() as u64;
             counts.sets += service.sets.len() as u64;
@@ -290,6 +292,7 @@ impl Answers for Shared {
             maps: reconciler
                 .usage()
                 .into_iter()
+                .chain(census)
                 .map(|(map, entries, max_entries)| MapUsageView {
                     name: map.to_owned(),
                     entries,
@@ -304,22 +307,29 @@ impl Answers for Shared {
     fn services(&self, filter: &ServiceFilter) -> Result<Vec<ServiceView>, QueryError> {
         let reconciler = lock(&self.reconciler);
         let observation = lock(&self.observation);
-        Self::shown(&reconciler, filter)
-            .map(|(name, compiled)| Self::service_view(&reconciler, &observation, name, compiled))
-            .collect()
+        let all = Self::all_service_counters(&reconciler).map_err(failed)?;
+        Ok(Self::shown(&reconciler, filter)
+            .map(|(name, compiled)| {
+                let counters = all.get(compiled.service_id as usize).copied().unwrap_or_default();
+                Self::service_view(&reconciler, &observation, name, compiled, counters)
+            })
+            .collect())
     }
 
     fn service(&self, name: &ObjectName) -> Result<ServiceView, QueryError> {
         let reconciler = lock(&self.reconciler);
         let observation = lock(&self.observation);
         let compiled = find(&reconciler, name)?;
-        Self::service_view(&reconciler, &observation, name, compiled)
+        let counters = reconciler.kernel().service_counter(compiled.service_id).map_err(failed)?;
+        Ok(Self::service_view(&reconciler, &observation, name, compiled, counters))
     }
 
     fn backends(&self, filter: &ServiceFilter) -> Result<Vec<BackendView>, QueryError> {
         let reconciler = lock(&self.reconciler);
         let observation = lock(&self.observation);
         let mut views = Vec::new();
+        let ids = Self::shown(&reconciler, filter).flat_map(|(_, service)| service.backends.iter().map(|(id, _)| *id));
+        let all = reconciler.kernel().backend_counters_of(ids).map_err(failed)?;
         for (name, service) in Self::shown(&reconciler, filter) {
             let mut shares: BTreeMap<u32, (u64, f64)> = BTreeMap::new();
             let mut total = 0;
@@ -333,7 +343,7 @@ impl Answers for Shared {
             }
             let mut of_service = Vec::new();
             for (id, backend) in &service.backends {
-                let counters = reconciler.kernel().backend_counter(*id).map_err(failed)?;
+                let counters = all.get(id).copied().unwrap_or_default();
                 let weight = weight_of(service, *id);
                 let (window_connects, expected) = shares.get(id).copied().unwrap_or_default();
                 of_service.push(BackendView {
@@ -442,8 +452,10 @@ impl Answers for Shared {
     }
 
     fn maps(&self) -> Result<Vec<MapInfoView>, QueryError> {
+        let census = self.census.count();
         let reconciler = lock(&self.reconciler);
-        let used: BTreeMap<&str, u64> = reconciler.usage().into_iter().map(|(map, used, _)| (map, used)).collect();
+        let used: BTreeMap<&str, u64> =
+            reconciler.usage().into_iter().chain(census).map(|(map, used, _)| (map, used)).collect();
         let programs = lock(&self.programs);
         Ok(reconciler
             .kernel()

@@ -246,22 +246,25 @@ fn read_counters(shared: &Shared) -> Result<(), String> {
             busy.insert(id, counters.connects > 0);
         })
         .map_err(|error| error.to_string())?;
+    let with_traffic = || {
+        let is_busy = |id: &u32| busy.get(id).copied().unwrap_or(false);
+        reconciler.applied().values().filter(move |service| is_busy(&service.service_id))
+    };
+    let ids = with_traffic().flat_map(|service| service.backends.iter().map(|(id, _)| *id));
+    let counters = kernel.backend_counters_of(ids).map_err(|error| error.to_string())?;
     let mut observation = lock(&shared.observation);
     let now = monotonic_ns();
-    for service in reconciler.applied().values() {
-        if !busy.get(&service.service_id).copied().unwrap_or(false) {
-            continue;
-        }
+    for service in with_traffic() {
         for set in &service.sets {
-            let mut members = Vec::with_capacity(set.members.len());
-            for (id, weight) in &set.members {
-                let counters = kernel.backend_counter(*id).map_err(|error| error.to_string())?;
-                members.push(Reading {
+            let members: Vec<Reading> = set
+                .members
+                .iter()
+                .map(|(id, weight)| Reading {
                     backend: *id,
                     weight: u32::from(*weight),
-                    total: counters.connects,
-                });
-            }
+                    total: counters.get(id).map_or(0, |c| c.connects),
+                })
+                .collect();
             observation.read_set(service.service_id, set.set_id, now, &members);
         }
     }

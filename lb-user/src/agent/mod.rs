@@ -34,6 +34,7 @@ use crate::{
     control::{self, ControlSocket},
     datapath::{
         attach::Attachments,
+        census::Census,
         kernel::Kernel,
         load::{self, Options, Sizes},
         pins::Pins,
@@ -246,6 +247,7 @@ async fn serve(config: Config) -> Result<()> {
             .map(|u| u.release().to_string_lossy().into_owned())
             .unwrap_or_default(),
         usable: reconciler.usable(),
+        census: Census::new(reconciler.kernel()),
         reconciler: Mutex::new(reconciler),
         observation: Mutex::new(Observation::new(horizon_ns)),
         programs: Mutex::new(programs),

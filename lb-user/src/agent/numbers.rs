@@ -71,11 +71,10 @@ impl Shared {
     fn service_samples(&self, reconciler: &Reconciler) -> Vec<ServiceSample> {
         let observation = lock(&self.observation);
         let everything = ServiceFilter::default();
+        let all = Self::all_service_counters(reconciler).unwrap_or_default();
         let mut samples = Vec::new();
         for (name, service) in Self::shown(reconciler, &everything) {
-            let Ok(counters) = reconciler.kernel().service_counter(service.service_id) else {
-                continue;
-            };
+            let counters = all.get(service.service_id as usize).copied().unwrap_or_default();
             let by_backend = if self.config.backend_metrics {
                 service
                     .backends
@@ -133,6 +132,7 @@ impl Shared {
 
 impl MetricSource for Shared {
     fn snapshot(&self) -> Snapshot {
+        let census = self.census.count();
         let reconciler = lock(&self.reconciler);
         let counters = reconciler
             .kernel()
@@ -157,6 +157,7 @@ impl MetricSource for Shared {
         let maps = reconciler
             .usage()
             .into_iter()
+            .chain(census)
             .map(|(map, entries, max_entries)| MapSample {
                 map,
                 entries,

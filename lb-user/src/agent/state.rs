@@ -6,10 +6,11 @@ use std::{
 };
 
 use aya::Ebpf;
+use lb_common::backend::ServiceCounters;
 
 use crate::{
     config::Config,
-    datapath::{attach::Attachments, load},
+    datapath::{attach::Attachments, census::Census, kernel::MapsError, load},
     metrics::{Buckets, families},
     observe::{Observation, UsableBackends},
     reconcile::{Flushed, Reconciler},
@@ -31,6 +32,7 @@ pub(super) struct Shared {
     pub(super) observation: Mutex<Observation>,
     pub(super) usable: Arc<UsableBackends>,
     pub(super) programs: Mutex<Programs>,
+    pub(super) census: Census,
     pub(super) source: Arc<source::Status>,
     pub(super) loops: Mutex<Vec<Arc<Liveness>>>,
     pub(super) readiness: Mutex<Readiness>,
@@ -113,6 +115,19 @@ impl Shared {
             );
         }
         flushed
+    }
+
+    /// The counters of all Services, by id: one reading instead of one a Service.
+    pub(super) fn all_service_counters(reconciler: &Reconciler) -> Result<Vec<ServiceCounters>, MapsError> {
+        let end = reconciler
+            .applied()
+            .values()
+            .map(|service| service.service_id + 1)
+            .max()
+            .unwrap_or(0);
+        let mut all = Vec::with_capacity(end as usize);
+        reconciler.kernel().service_counters(end, |_, counters| all.push(counters))?;
+        Ok(all)
     }
 
     /// Every loop must say something in this time.

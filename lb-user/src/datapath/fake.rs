@@ -319,10 +319,6 @@ impl Maps for Memory {
     fn service_counter(&self, id: u32) -> Result<ServiceCounters, MapsError> {
         Ok(self.service_counters.get(&id).copied().unwrap_or_default())
     }
-
-    fn filled_by_programs(&self) -> Vec<(&'static str, u64, u64)> {
-        Vec::new()
-    }
 }
 
 fn refusal(map: &'static str, errno: i32) -> MapsError {

@@ -428,6 +428,28 @@ impl Kernel {
         scan_to(names::BACKEND_STATS, &self.backend_stats, end, &mut each)
     }
 
+    /// The counters of several backends, by id.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn backend_counters_of(
+        &self,
+        ids: impl IntoIterator<Item = u32>,
+    ) -> Result<StdMap<u32, BackendCounters>, MapsError> {
+        let mut ids: Vec<u32> = ids.into_iter().collect();
+        ids.sort_unstable();
+        let mut found = StdMap::with_capacity(ids.len());
+        each_window(
+            names::BACKEND_STATS,
+            &self.backend_stats,
+            ids.into_iter().map(|id| (id, 1)),
+            |window, at, id| {
+                found.insert(id, window.get(at));
+            },
+        )?;
+        Ok(found)
+    }
+
     /// The counters of one backend.
     ///
     /// # Errors

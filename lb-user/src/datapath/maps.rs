@@ -1,9 +1,6 @@
 //! What reconciling asks of the maps, whether they are the kernel's or memory.
 
-use lb_common::{
-    backend::{BackendCounters, ServiceCounters},
-    maps as names,
-};
+use lb_common::backend::{BackendCounters, ServiceCounters};
 
 use super::{
     kernel::{Kernel, MapsError},
@@ -48,9 +45,6 @@ pub trait Maps {
     /// # Errors
     /// When the kernel refuses.
     fn service_counter(&self, id: u32) -> Result<ServiceCounters, MapsError>;
-
-    /// (used, capacity) of the maps that programs fill by themselves, by name.
-    fn filled_by_programs(&self) -> Vec<(&'static str, u64, u64)>;
 }
 
 impl Maps for Kernel {
@@ -76,15 +70,5 @@ impl Maps for Kernel {
 
     fn service_counter(&self, id: u32) -> Result<ServiceCounters, MapsError> {
         self.service_counter(id)
-    }
-
-    fn filled_by_programs(&self) -> Vec<(&'static str, u64, u64)> {
-        [names::SOCKETS, names::UDP_REVERSE, names::UDP_SOCKETS, names::AFFINITY]
-            .into_iter()
-            .filter_map(|map| {
-                let facts = self.facts().get(map)?;
-                Some((map, self.count_entries(map)?, u64::from(facts.max_entries)))
-            })
-            .collect()
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod attach;
 pub mod btf;
+pub mod census;
 pub mod fake;
 mod index;
 pub mod kernel;

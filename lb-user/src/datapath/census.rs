@@ -1,0 +1,69 @@
+//! Counting the entries of maps that the kernel programs fill.
+//!
+//! A hash map is counted by walking it, two system calls an entry: with a hundred thousand sockets that is tens of
+//! milliseconds. The census has handles of its own, so that nobody waits for it who has to write to the kernel.
+
+use aya::maps::{HashMap, Map, MapData};
+use lb_common::{
+    affinity::AffinityKey,
+    maps as names,
+    socket::{ChainHead, Reverse, ReverseKey, SocketState},
+};
+
+use super::kernel::Kernel;
+
+/// Handles of the maps that programs fill.
+pub struct Census {
+    sockets: Option<HashMap<MapData, u64, SocketState>>,
+    reverse: Option<HashMap<MapData, ReverseKey, Reverse>>,
+    udp_sockets: Option<HashMap<MapData, u64, ChainHead>>,
+    affinity: Option<HashMap<MapData, AffinityKey, lb_common::affinity::Affinity>>,
+    capacity: [u64; 4],
+}
+
+impl std::fmt::Debug for Census {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Census").field("capacity", &self.capacity).finish_non_exhaustive()
+    }
+}
+
+/// The maps that are counted, in the order of [`Census::count`].
+pub const COUNTED: [&str; 4] = [names::SOCKETS, names::UDP_REVERSE, names::UDP_SOCKETS, names::AFFINITY];
+
+impl Census {
+    /// Opens the maps of a kernel once more. One that cannot be opened is left out of the counts.
+    pub fn new(kernel: &Kernel) -> Self {
+        let facts = |name: &str| kernel.facts().get(name);
+        Self {
+            sockets: facts(names::SOCKETS).and_then(|f| open(f.id)),
+            reverse: facts(names::UDP_REVERSE).and_then(|f| open(f.id)),
+            udp_sockets: facts(names::UDP_SOCKETS).and_then(|f| open(f.id)),
+            affinity: facts(names::AFFINITY).and_then(|f| open_lru(f.id)),
+            capacity: COUNTED.map(|name| facts(name).map_or(0, |f| u64::from(f.max_entries))),
+        }
+    }
+
+    /// (map, entries, capacity) of each map; entries come and go while they are counted.
+    pub fn count(&self) -> Vec<(&'static str, u64, u64)> {
+        let counts = [
+            self.sockets.as_ref().map(|map| map.keys().flatten().count()),
+            self.reverse.as_ref().map(|map| map.keys().flatten().count()),
+            self.udp_sockets.as_ref().map(|map| map.keys().flatten().count()),
+            self.affinity.as_ref().map(|map| map.keys().flatten().count()),
+        ];
+        COUNTED
+            .into_iter()
+            .zip(counts)
+            .zip(self.capacity)
+            .filter_map(|((name, count), capacity)| Some((name, count? as u64, capacity)))
+            .collect()
+    }
+}
+
+fn open<K: aya::Pod, V: aya::Pod>(id: u32) -> Option<HashMap<MapData, K, V>> {
+    HashMap::try_from(Map::HashMap(MapData::from_id(id).ok()?)).ok()
+}
+
+fn open_lru<K: aya::Pod, V: aya::Pod>(id: u32) -> Option<HashMap<MapData, K, V>> {
+    HashMap::try_from(Map::LruHashMap(MapData::from_id(id).ok()?)).ok()
+}
