@@ -59,6 +59,7 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
             view.same_share,
             view.expected_same_share,
             view.same_backend + view.moved,
+            view.unknown_backend,
         ),
     );
     line(
@@ -152,7 +153,7 @@ fn outcome(view: &ReuseView) -> String {
     known
 }
 
-fn same(share: Option<f64>, expected: Option<f64>, n: u64) -> String {
+fn same(share: Option<f64>, expected: Option<f64>, n: u64, unknown: u64) -> String {
     match (share, expected) {
         (Some(share), Some(expected)) => {
             format!(
@@ -162,6 +163,7 @@ fn same(share: Option<f64>, expected: Option<f64>, n: u64) -> String {
             )
         }
         (Some(share), None) => format!("{} of {n}", percent(share)),
+        (None, _) if unknown > 0 => "not known".to_owned(),
         (None, _) => "no reuse could have met it".to_owned(),
     }
 }
