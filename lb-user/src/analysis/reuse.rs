@@ -62,9 +62,12 @@ pub struct ConnRecord {
     pub tuple: ClientTuple,
     /// The Service's id.
     pub service: u32,
-    /// The id of the backend that got it; 0 where nobody knows.
+    /// The id of the backend that got it; [`UNKNOWN_BACKEND`] where somebody else chose it out of sight.
     pub backend: u32,
 }
+
+/// Stands for a backend that was not seen; no backend has this id.
+pub const UNKNOWN_BACKEND: u32 = 0;
 
 /// The tracker's bounds.
 #[derive(Clone, Copy, Debug)]
@@ -296,7 +299,7 @@ impl LastUse {
         if self.end_ns == 0 || interval_ns > horizon_ns {
             return Outcome::First;
         }
-        if self.backend == 0 || record.backend == 0 {
+        if self.backend == UNKNOWN_BACKEND || record.backend == UNKNOWN_BACKEND {
             Outcome::UnknownBackend(interval_ns)
         } else if !usable(self.backend, record.start_ns) {
             Outcome::StaleBackend(interval_ns)

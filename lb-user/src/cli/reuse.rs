@@ -52,22 +52,14 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
         "Reuses:",
         format!("{} within {} s of the previous close", view.total, view.horizon_seconds),
     );
-    line(
-        "Outcome:",
-        format!(
-            "{} met the same backend, {} another, {} came after a backend that was gone",
-            view.same_backend, view.moved, view.stale_backend
-        ) + &match view.unknown_backend {
-            0 => String::new(),
-            unknown => format!(", of {unknown} nobody knows (another proxy translates)"),
-        },
-    );
+    line("Outcome:", outcome(view));
     line(
         "Same backend:",
         same(
             view.same_share,
             view.expected_same_share,
             view.same_backend + view.moved,
+            view.unknown_backend,
         ),
     );
     line(
@@ -142,7 +134,26 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
     out
 }
 
-fn same(share: Option<f64>, expected: Option<f64>, n: u64) -> String {
+/// What became of the reuses. Where all backends were out of sight, that is the whole answer.
+fn outcome(view: &ReuseView) -> String {
+    let unknown = format!(
+        "{} whose backend was not seen (somebody else translates)",
+        view.unknown_backend
+    );
+    if view.unknown_backend > 0 && view.unknown_backend == view.total {
+        return unknown;
+    }
+    let mut known = format!(
+        "{} met the same backend, {} another, {} came after a backend that was gone",
+        view.same_backend, view.moved, view.stale_backend
+    );
+    if view.unknown_backend > 0 {
+        known = format!("{known}, {unknown}");
+    }
+    known
+}
+
+fn same(share: Option<f64>, expected: Option<f64>, n: u64, unknown: u64) -> String {
     match (share, expected) {
         (Some(share), Some(expected)) => {
             format!(
@@ -152,6 +163,7 @@ fn same(share: Option<f64>, expected: Option<f64>, n: u64) -> String {
             )
         }
         (Some(share), None) => format!("{} of {n}", percent(share)),
+        (None, _) if unknown > 0 => "not known".to_owned(),
         (None, _) => "no reuse could have met it".to_owned(),
     }
 }

@@ -169,6 +169,8 @@ pub(super) fn describe(view: &ServiceView, output: Output) -> String {
         line("", format!("{count} {reason}"));
     }
     match &view.imbalance {
+        // Beside another proxy the Service's connections are seen and their backends are not.
+        None if view.connects > 0 => line("Evenness:", "not known: no connection was seen on a backend".to_owned()),
         None => line("Evenness:", "no connections counted yet".to_owned()),
         Some(found) if found.insufficient => {
             line(

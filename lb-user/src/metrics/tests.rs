@@ -83,9 +83,9 @@ fn busy() -> Snapshot {
             same_backend: 600,
             moved: 40,
             stale_backend: 3,
-            unknown_backend: 0,
+            unknown_backend: 1,
             overlap: 2,
-            intervals: [0, 0, 0, 0, 0, 0, 0, 13, 630, 0],
+            intervals: [0, 0, 0, 0, 0, 0, 0, 13, 631, 0],
             interval_seconds: 57_000.5,
         },
         reuse_evicted: 4,
@@ -180,7 +180,7 @@ fn series_are_created_at_zero() {
         let present = text.contains(&format!("# TYPE {} ", family.name));
         assert_eq!(present, family.absent.is_empty(), "{}", family.name);
     }
-    for outcome in ["same_backend", "moved", "stale_backend"] {
+    for outcome in ["same_backend", "moved", "stale_backend", "unknown_backend"] {
         assert!(text.contains(&format!("evenkeel_tuple_reuse_total{{outcome=\"{outcome}\"}} 0\n")));
     }
 }

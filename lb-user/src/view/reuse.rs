@@ -20,7 +20,8 @@ pub struct ReuseView {
     pub moved: u64,
     /// Reuses whose previous backend was no longer usable.
     pub stale_backend: u64,
-    /// Reuses of which nobody knows the backends: somebody else translates.
+    /// Reuses of which a backend was not seen, because somebody else translates (observe mode).
+    #[serde(default)]
     pub unknown_backend: u64,
     /// Connections that overlapped another use of their tuple; not among the reuses.
     pub overlap: u64,
@@ -71,7 +72,8 @@ pub struct ServiceReuseView {
     pub moved: u64,
     /// Reuses whose previous backend was no longer usable.
     pub stale_backend: u64,
-    /// Reuses of which nobody knows the backends: somebody else translates.
+    /// Reuses of which a backend was not seen, because somebody else translates (observe mode).
+    #[serde(default)]
     pub unknown_backend: u64,
     /// Connections that overlapped another use of their tuple.
     pub overlap: u64,

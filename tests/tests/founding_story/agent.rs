@@ -151,7 +151,20 @@ impl Agent {
         }
     }
 
-    /// Waits until so many connections are judged: every one has ended, none was lost.
+    /// Waits until at least so many connections are judged.
+    pub(crate) fn wait_judged(&self, connections: u64) -> Result<()> {
+        ensure!(
+            lab::holds_within(PATIENCE, || self
+                .reuse()
+                .is_ok_and(|view| view.connections >= connections)),
+            "fewer than {connections} connections were judged in {} s: {:?}",
+            PATIENCE.as_secs(),
+            self.reuse()
+        );
+        Ok(())
+    }
+
+    /// Waits until exactly so many connections are judged: every one has ended, none was lost.
     pub(crate) fn wait_counted(&self, connections: u64) -> Result<()> {
         ensure!(
             lab::holds_within(PATIENCE, || self

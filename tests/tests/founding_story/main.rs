@@ -164,16 +164,19 @@ impl SameShare {
         1.0 / f64::from(self.backends)
     }
 
-    /// Reuse was counted, and met the same backend about as often as chance has it.
+    /// Reuse was counted, and met the same backend no more often than chance has it.
     fn check(self) -> Result<()> {
         // Every port but the first time: of 200 at most.
         ensure!(self.reuses > PHASE / 2, "too little reuse was counted: {self:?}");
         let chance = self.chance();
         // Five standard deviations: one run in a million is told wrong.
-        let slack = 5.0 * (chance * (1.0 - chance) / self.comparable as f64).sqrt();
+        let most = chance + 5.0 * (chance * (1.0 - chance) / self.comparable as f64).sqrt();
+        // Somewhat below chance is how Linux hands out ports: it walks through them for each backend by itself, so of two
+        // visits to a port a little often one is another backend's.
+        let least = chance / 2.0;
         ensure!(
-            (self.share() - chance).abs() <= slack,
-            "reuse met the same backend in {:.3} of {} cases where chance gives {chance:.3} ± {slack:.3}",
+            (least..=most).contains(&self.share()),
+            "reuse met the same backend in {:.3} of {} cases where chance gives {chance:.3} (allowed {least:.3} to {most:.3})",
             self.share(),
             self.comparable
         );
@@ -207,7 +210,7 @@ fn through_evenkeel(bpf: &BpfFs) -> Result<([Row; 2], [SameShare; 2])> {
     let start = agent.reuse()?;
 
     let client = Client::start(&stage.node, &Load::tcp(stage::WEB))?;
-    reach(&client, PHASE)?;
+    agent.wait_judged(PHASE)?;
     let before = agent.reuse()?;
     let written = agent.set_endpoints(&stage::backends(3))?;
     agent.wait_active(&stage::backends(3))?;
@@ -225,6 +228,7 @@ fn through_evenkeel(bpf: &BpfFs) -> Result<([Row; 2], [SameShare; 2])> {
         .find(|a| a.started >= written && a.outcome == Ok(third))
         .map_or(reported, |a| a.started.min(reported));
     let rows = table::rows("Evenkeel", &attempts, added);
+    let rows = table::with_reuse(rows, before.total - start.total, end.total - before.total);
     let reuse = [
         SameShare::between(2, &start, &before),
         SameShare::between(3, &from, &end),
@@ -242,22 +246,18 @@ fn observe_mode_beside_ipvs_counts_the_reuse_and_rewrites_nothing(bpf: &BpfFs) -
     }
     let agent = Agent::start(Mode::Observe, &stage.node, &group, bpf, &stage::backends(3))?;
     let client = Client::start(&stage.node, &Load::tcp(stage::WEB))?;
-    reach(&client, PHASE)?;
+    agent.wait_judged(PHASE)?;
+    let before = agent.reuse()?;
     ipvs.add(stage::backend(3))?;
     let added = Instant::now();
     reach(&client, client.made() + PHASE)?;
     let attempts = client.stop();
     agent.wait_counted(attempts.len() as u64)?;
 
-    let rows = table::rows("IPVS 0, Evenkeel observes", &attempts, added);
-    table::print(&rows)?;
     let reuse = agent.reuse()?;
-    writeln!(
-        io::stdout(),
-        "STORY Evenkeel beside it saw {} connections and counted {} reuses of a source port; it rewrote none",
-        reuse.connections,
-        reuse.total
-    )?;
+    let rows = table::rows("IPVS 0, Evenkeel observes", &attempts, added);
+    let rows = table::with_reuse(rows, before.total, reuse.total - before.total);
+    table::print(&rows)?;
     for words in [&["reuse", "default/web"][..], &["service", "get", "default/web"][..]] {
         writeln!(io::stdout(), "$ evenkeel {}\n{}", words.join(" "), agent.says(words)?)?;
     }

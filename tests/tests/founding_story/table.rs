@@ -20,6 +20,8 @@ pub(crate) struct Row {
     pub(crate) failed: u64,
     /// Answers of each of the three, in their order.
     answers: [u64; 3],
+    /// Reuses of a source port, where somebody counted them.
+    reuses: Option<u64>,
 }
 
 impl Row {
@@ -31,6 +33,7 @@ impl Row {
             backends,
             failed: attempts.iter().filter(|a| a.outcome.is_err()).count() as u64,
             answers: [1, 2, 3].map(|n| count(stage::backend(n))),
+            reuses: None,
         }
     }
 
@@ -60,14 +63,28 @@ pub(crate) fn rows(proxy: &str, attempts: &[Attempt], added: Instant) -> [Row; 2
     ]
 }
 
+/// Adds what the agent counted in either phase.
+pub(crate) fn with_reuse([before, after]: [Row; 2], reuses_before: u64, reuses_after: u64) -> [Row; 2] {
+    [
+        Row {
+            reuses: Some(reuses_before),
+            ..before
+        },
+        Row {
+            reuses: Some(reuses_after),
+            ..after
+        },
+    ]
+}
+
 /// Prints rows for the summary of the test run.
 pub(crate) fn print(rows: &[Row]) -> Result<()> {
     let mut out = io::stdout().lock();
     // libtest-mimic leaves the cursor behind the running test's name.
     writeln!(
         out,
-        "\nSTORY {:26} {:15} {:>11} {:>7} {:>18} {:>14}",
-        "PROXY", "PHASE", "CONNECTIONS", "FAILED", "PER BACKEND", "THIRD/FAIR"
+        "\nSTORY {:26} {:15} {:>11} {:>7} {:>13} {:>11} {:>7}",
+        "PROXY", "PHASE", "CONNECTIONS", "FAILED", "PER BACKEND", "THIRD/FAIR", "REUSES"
     )?;
     for row in rows {
         let [first, second, third] = row.answers;
@@ -81,11 +98,12 @@ pub(crate) fn print(rows: &[Row]) -> Result<()> {
         };
         writeln!(
             out,
-            "STORY {:26} {:15} {:>11} {:>7} {answers:>18} {of_fair:>14}",
+            "STORY {:26} {:15} {:>11} {:>7} {answers:>13} {of_fair:>11} {:>7}",
             row.proxy,
             row.phase,
             row.connections(),
-            row.failed
+            row.failed,
+            row.reuses.map_or_else(|| "-".to_owned(), |reuses| reuses.to_string())
         )?;
     }
     Ok(())

@@ -85,13 +85,7 @@ pub(crate) fn command(layout: &Layout, options: &Options) -> Result<ExitCode> {
     let mut rows = Vec::new();
     for place in places {
         match place {
-            Place::Here => here(
-                layout,
-                &built,
-                &selected,
-                options.filter.as_deref(),
-                &mut rows,
-            )?,
+            Place::Here => here(layout, &built, &selected, options.filter.as_deref(), &mut rows)?,
             Place::Guest(line) if lacking.is_empty() => {
                 guest(layout, line, &built, &selected, &mut rows)?;
             }
@@ -101,11 +95,7 @@ pub(crate) fn command(layout: &Layout, options: &Options) -> Result<ExitCode> {
     let summary = summarise(&rows, &expected, strict);
     println!("{}", summary.text);
     let good = summary.failed == 0 && !(strict && summary.unexpected_skips > 0);
-    Ok(if good {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What is missing for virtual machines, after trying to get it; tests here skip for themselves what they cannot do.
@@ -230,6 +220,7 @@ fn tell(row: &Row, text: &str, log: &Path) {
         passed,
         failures,
         skips,
+        ..
     } = &row.outcome;
     if !failures.is_empty() {
         println!(
@@ -272,10 +263,7 @@ fn guest(
     selected: &[Selected<'_>],
     rows: &mut Vec<Row>,
 ) -> Result<()> {
-    let selected: Vec<_> = selected
-        .iter()
-        .filter(|selected| selected.suite.in_guests)
-        .collect();
+    let selected: Vec<_> = selected.iter().filter(|selected| selected.suite.in_guests).collect();
     if selected.is_empty() {
         say(&format!("xtask: no suite to run on kernel {line}"));
         return Ok(());
@@ -283,12 +271,7 @@ fn guest(
     let mut image = Image::new(built.guest_programs());
     for Selected { suite, filter } in &selected {
         let words = [guest_path(suite).display().to_string()];
-        let words: Vec<_> = words
-            .iter()
-            .map(String::as_str)
-            .chain(*filter)
-            .map(vm::quote)
-            .collect();
+        let words: Vec<_> = words.iter().map(String::as_str).chain(*filter).map(vm::quote).collect();
         image.run_suite(&suite.name, &words.join(" "), SUITE_SECONDS);
     }
     let guest = vm::prepare(layout, line, &image)?;
@@ -377,10 +360,7 @@ mod tests {
 
     #[test]
     fn marks_are_told_from_output() {
-        assert_eq!(
-            mark("EVENKEEL-VM: begin sock_x"),
-            Some(Mark::Begin("sock_x"))
-        );
+        assert_eq!(mark("EVENKEEL-VM: begin sock_x"), Some(Mark::Begin("sock_x")));
         assert_eq!(
             mark("EVENKEEL-VM: end sock_x 101"),
             Some(Mark::End {

@@ -1,8 +1,12 @@
 //! Reads what a test executable printed.
 //!
 //! Both harnesses in use, libtest and libtest-mimic, end with a `test result:` line and list failures by name. A test
-//! that cannot run here passes and says `SKIP NAME: REASON` on a line of its own; it is counted as skipped. The
-//! invariant: an executable that did not say its result, or ended badly in spite of it, has at least one failure.
+//! that cannot run here passes and says `SKIP NAME: REASON` on a line of its own; it is counted as skipped. Lines that
+//! begin with `STORY ` are what a suite has to tell a reader; they are kept for the summary. The invariant: an
+//! executable that did not say its result, or ended badly in spite of it, has at least one failure.
+
+/// Marks a line for the summary.
+const STORY: &str = "STORY ";
 
 /// What came out of one suite at one place.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -11,6 +15,8 @@ pub(crate) struct Outcome {
     /// Names, or a sentence if the suite itself failed.
     pub(crate) failures: Vec<String>,
     pub(crate) skips: Vec<Skip>,
+    /// What the suite tells a reader, line by line.
+    pub(crate) story: Vec<String>,
 }
 
 /// A test that did not run.
@@ -40,6 +46,8 @@ pub(crate) fn read(output: &str, end: End) -> Outcome {
             if !outcome.skips.contains(&skip) {
                 outcome.skips.push(skip);
             }
+        } else if let Some(told) = line.strip_prefix(STORY) {
+            outcome.story.push(told.trim_end().to_owned());
         } else if let Some(counts) = line.trim().strip_prefix("test result: ") {
             result = true;
             outcome.passed += count(counts, " passed");
@@ -65,9 +73,7 @@ pub(crate) fn read(output: &str, end: End) -> Outcome {
         }
     }
     // A test that began to skip and then failed is a failure.
-    outcome
-        .skips
-        .retain(|skip| !outcome.failures.contains(&skip.test));
+    outcome.skips.retain(|skip| !outcome.failures.contains(&skip.test));
     outcome.passed = outcome.passed.saturating_sub(outcome.skips.len() as u32);
     match end {
         End::TimedOut(seconds) => outcome.failures.push(format!("(killed after {seconds} s)")),
@@ -145,8 +151,18 @@ mod tests {
                 passed: 1,
                 failures: vec![],
                 skips: vec![skipped("tcx", "needs 6.6"), skipped("a", "no root")],
+                story: vec![],
             }
         );
+    }
+
+    #[test]
+    fn what_a_suite_tells_is_kept_line_by_line() {
+        let output = "test a ... \nSTORY PROXY  SHARES\nother\nSTORY IPVS   515/485/0\nok\n\
+                      test result: ok. 1 passed; 0 failed; 0 ignored\n";
+        let outcome = read(output, End::Status(0));
+        assert_eq!(outcome.story, ["PROXY  SHARES", "IPVS   515/485/0"]);
+        assert_eq!(outcome.passed, 1);
     }
 
     #[test]
@@ -166,10 +182,7 @@ mod tests {
         let good = "test result: ok. 3 passed; 0 failed; 0 ignored\n";
         assert_eq!(read(good, End::Status(0)).failures.len(), 0);
         assert_eq!(read(good, End::Status(1)).failures.len(), 1);
-        assert_eq!(
-            read(good, End::TimedOut(9)).failures,
-            ["(killed after 9 s)"]
-        );
+        assert_eq!(read(good, End::TimedOut(9)).failures, ["(killed after 9 s)"]);
     }
 
     #[test]

@@ -53,9 +53,9 @@ impl ExpectedSkips {
 
     fn has(&self, place: &str, suite: &str, test: &str) -> bool {
         let long = format!("{suite}::{test}");
-        self.0.iter().any(|(name, on)| {
-            (name == test || *name == long) && on.as_deref().is_none_or(|on| on == place)
-        })
+        self.0
+            .iter()
+            .any(|(name, on)| (name == test || *name == long) && on.as_deref().is_none_or(|on| on == place))
     }
 }
 
@@ -70,17 +70,14 @@ pub(crate) struct Summary {
 /// Makes the summary of all rows. With `strict`, it says that unexpected skips fail the run.
 pub(crate) fn summarise(rows: &[Row], expected: &ExpectedSkips, strict: bool) -> Summary {
     let mut text = String::new();
-    let width = rows
-        .iter()
-        .map(|row| row.suite.len())
-        .max()
-        .unwrap_or(0)
-        .max(5);
-    let _ = writeln!(
-        text,
-        "\nplace  {:width$}  passed  failed  skipped  seconds",
-        "suite"
-    );
+    for row in rows.iter().filter(|row| !row.outcome.story.is_empty()) {
+        let _ = writeln!(text, "\n{} on {}:", row.suite, place_in_words(&row.place));
+        for line in &row.outcome.story {
+            let _ = writeln!(text, "  {line}");
+        }
+    }
+    let width = rows.iter().map(|row| row.suite.len()).max().unwrap_or(0).max(5);
+    let _ = writeln!(text, "\nplace  {:width$}  passed  failed  skipped  seconds", "suite");
     for row in rows {
         let _ = writeln!(
             text,
@@ -123,14 +120,19 @@ pub(crate) fn summarise(rows: &[Row], expected: &ExpectedSkips, strict: bool) ->
             "unexpected skips: {unexpected}, not named in tests/expected-skips.txt; with CI=true that fails the run"
         );
     }
-    let _ = write!(
-        text,
-        "\n{passed} passed, {failed} failed, {skipped} skipped"
-    );
+    let _ = write!(text, "\n{passed} passed, {failed} failed, {skipped} skipped");
     Summary {
         text,
         failed,
         unexpected_skips: unexpected,
+    }
+}
+
+fn place_in_words(place: &str) -> String {
+    if place == "here" {
+        "this machine".to_owned()
+    } else {
+        format!("kernel {place}")
     }
 }
 
@@ -154,6 +156,7 @@ mod tests {
                         reason: "why".to_owned(),
                     })
                     .collect(),
+                story: vec![],
             },
             time: Duration::from_secs(1),
         }
@@ -161,22 +164,28 @@ mod tests {
 
     #[test]
     fn the_last_line_is_plain() {
-        let summary = summarise(
-            &[row("here", &["a"]), row("6.1", &[])],
-            &ExpectedSkips::default(),
-            true,
-        );
-        assert_eq!(
-            summary.text.lines().last(),
-            Some("4 passed, 0 failed, 1 skipped")
-        );
+        let summary = summarise(&[row("here", &["a"]), row("6.1", &[])], &ExpectedSkips::default(), true);
+        assert_eq!(summary.text.lines().last(), Some("4 passed, 0 failed, 1 skipped"));
         assert_eq!(summary.unexpected_skips, 1);
     }
 
     #[test]
+    fn what_suites_tell_comes_first_and_with_its_kernel() {
+        let mut told = row("6.1", &[]);
+        told.outcome.story = vec!["IPVS 515/485/0".to_owned()];
+        let summary = summarise(&[row("here", &[]), told], &ExpectedSkips::default(), false);
+        assert!(
+            summary
+                .text
+                .starts_with("\nsock_x on kernel 6.1:\n  IPVS 515/485/0\n\nplace"),
+            "{}",
+            summary.text
+        );
+    }
+
+    #[test]
     fn skips_are_expected_by_name_and_place() {
-        let expected =
-            ExpectedSkips::parse("# known\nsock_x::a on 6.1 # no TCX\nb\n").expect("good lines");
+        let expected = ExpectedSkips::parse("# known\nsock_x::a on 6.1 # no TCX\nb\n").expect("good lines");
         assert_eq!(
             summarise(&[row("6.1", &["a", "b"])], &expected, false).unexpected_skips,
             0

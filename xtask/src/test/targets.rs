@@ -37,14 +37,10 @@ pub(crate) struct Built {
 impl Built {
     /// What a guest gets: the agent, and the suites of real sockets below /tests.
     pub(crate) fn guest_programs(&self) -> Vec<Program> {
-        let suites = self
-            .suites
-            .iter()
-            .filter(|suite| suite.in_guests)
-            .map(|suite| Program {
-                host: suite.executable.clone(),
-                guest: guest_path(suite),
-            });
+        let suites = self.suites.iter().filter(|suite| suite.in_guests).map(|suite| Program {
+            host: suite.executable.clone(),
+            guest: guest_path(suite),
+        });
         let agent = Program {
             host: self.agent.clone(),
             guest: PathBuf::from("/bin/evenkeel"),
@@ -113,9 +109,7 @@ fn suites(messages: &str) -> Result<Vec<Suite>> {
         else {
             continue;
         };
-        if message.reason != "compiler-artifact"
-            || !message.profile.is_some_and(|profile| profile.test)
-        {
+        if message.reason != "compiler-artifact" || !message.profile.is_some_and(|profile| profile.test) {
             continue;
         }
         let package = package_name(message.package_id.as_deref().unwrap_or_default());
@@ -133,10 +127,7 @@ fn suites(messages: &str) -> Result<Vec<Suite>> {
             in_guests: integration && package == "lb-tests" && runs_in_guests(&target.name),
             name,
             executable,
-            folder: manifest
-                .parent()
-                .context("a manifest lies in a folder")?
-                .to_path_buf(),
+            folder: manifest.parent().context("a manifest lies in a folder")?.to_path_buf(),
         });
     }
     suites.sort_by(|one, other| one.name.cmp(&other.name));
@@ -203,22 +194,12 @@ mod tests {
             .iter()
             .map(|suite| (suite.name.as_str(), suite.in_guests))
             .collect();
-        assert_eq!(
-            seen,
-            [
-                ("golden", false),
-                ("lb-user", false),
-                ("sock_connect", true)
-            ]
-        );
+        assert_eq!(seen, [("golden", false), ("lb-user", false), ("sock_connect", true)]);
     }
 
     #[test]
     fn both_forms_of_package_ids_are_read() {
         assert_eq!(package_name("path+file:///x/lb-user#0.1.0"), "lb-user");
-        assert_eq!(
-            package_name("path+file:///x/tests#lb-tests@0.1.0"),
-            "lb-tests"
-        );
+        assert_eq!(package_name("path+file:///x/tests#lb-tests@0.1.0"), "lb-tests");
     }
 }

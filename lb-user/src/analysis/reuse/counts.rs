@@ -16,7 +16,7 @@ pub enum Outcome {
     Moved(u64),
     /// Reused, and the previous use's backend was no longer usable.
     StaleBackend(u64),
-    /// Reused, and nobody knows whether it met the same backend: somebody else translates.
+    /// Reused, and the backend of one of the two uses was not seen: somebody else chose it.
     UnknownBackend(u64),
     /// Began while another use of the tuple was open.
     Overlap,
@@ -35,7 +35,7 @@ pub struct ReuseCounts {
     pub moved: u64,
     /// Reuses whose previous backend was no longer usable.
     pub stale_backend: u64,
-    /// Reuses of which nobody knows the backends (observe mode).
+    /// Reuses of which one backend or both were not seen: somebody else translates (observe mode).
     pub unknown_backend: u64,
     /// Connections that overlapped another use of their tuple; not among the reuses.
     pub overlap: u64,

@@ -113,14 +113,22 @@ fn a_backend_that_is_gone_makes_the_reuse_stale() {
 }
 
 #[test]
-fn a_backend_that_nobody_knows_is_neither_the_same_nor_gone() {
+fn nothing_is_claimed_of_backends_that_were_not_seen() {
     let mut tracker = ReuseTracker::new(in_order());
-    for n in 0..4 {
-        tracker.push(record(1, (2 * n + 1) * SECOND, (2 * n + 2) * SECOND, 0), |_, _| false);
+    // No unseen backend is usable, and none is gone either.
+    let usable = |backend: u32, _| backend != UNKNOWN_BACKEND;
+    for record in [
+        record(1, SECOND, 2 * SECOND, UNKNOWN_BACKEND),
+        record(1, 3 * SECOND, 4 * SECOND, UNKNOWN_BACKEND),
+        record(1, 5 * SECOND, 6 * SECOND, 7),
+        record(1, 7 * SECOND, 8 * SECOND, UNKNOWN_BACKEND),
+    ] {
+        tracker.push(record, usable);
     }
-    tracker.drain(|_, _| false);
+    tracker.drain(usable);
     let total = tracker.total();
-    assert_eq!((total.unknown_backend, total.total(), total.same_share()), (3, 3, None));
+    assert_eq!((total.unknown_backend, total.total()), (3, 3));
+    assert_eq!(total.same_share(), None);
 }
 
 #[test]
@@ -276,7 +284,7 @@ fn after(last: Option<&ConnRecord>, record: &ConnRecord, horizon_ns: u64) -> Out
     match last {
         Some(last) if record.start_ns - last.end_ns <= horizon_ns => {
             let interval = record.start_ns - last.end_ns;
-            if last.backend == 0 || record.backend == 0 {
+            if last.backend == UNKNOWN_BACKEND || record.backend == UNKNOWN_BACKEND {
                 Outcome::UnknownBackend(interval)
             } else if last.backend == record.backend {
                 Outcome::SameBackend(interval)
