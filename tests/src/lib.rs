@@ -1,4 +1,7 @@
 //! Harnesses of the integration tests: what several test targets share.
 
+pub mod agent;
 pub mod apiserver;
+pub mod bpf;
+pub mod objects;
 pub mod runner;
