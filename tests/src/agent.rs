@@ -50,7 +50,7 @@ const BPFFS: &str = "/sys/fs/bpf";
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// A test on a fresh node; the agent's log stands below a failure.
-pub fn trial(name: &'static str, test: fn(&Node) -> Result<()>) -> runner::Test {
+pub fn trial(name: &str, test: impl Fn(&Node) -> Result<()> + Send + Sync + 'static) -> runner::Test {
     runner::test(name, move || {
         let node = Node::new()?;
         test(&node).map_err(|error| error.context(format!("the agent's log:\n{}", node.log())))

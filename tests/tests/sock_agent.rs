@@ -29,7 +29,7 @@ use lb_user::{
         holds_within,
         server::Manner,
     },
-    view::Mode,
+    view::{MapDumpView, Mode},
 };
 use serde_json::json;
 
@@ -133,8 +133,8 @@ fn kill(node: &Node) -> Result<()> {
 
     let after = agent.dump_state()?;
     for (map, dump) in &before {
-        // Entries of the self-probe may differ: its listener has another port.
         let (old, new) = (shown_rows(dump, &ids), shown_rows(&after[map], &ids));
+        must(!old.is_empty() || *map == "MEMBERS", || format!("{map} has no row"))?;
         must(old == new, || format!("{map} changed:\n{old:#?}\n{new:#?}"))?;
     }
     let count = started(&agent)?;
@@ -146,29 +146,46 @@ fn kill(node: &Node) -> Result<()> {
     agent.stop()
 }
 
-/// Service ids and backend ids of what people see.
-type Ids = (Vec<u32>, Vec<u32>);
-
-fn ids(agent: &Agent) -> Result<Ids> {
-    let services = agent.services()?.iter().map(|service| service.id).collect();
-    let mut backends: Vec<u32> = agent.backends()?.iter().map(|backend| backend.id).collect();
-    backends.sort_unstable();
-    Ok((services, backends))
+/// The ids that people's Services have in the kernel: all but the self-probe's.
+#[derive(Debug, PartialEq, Eq)]
+struct Ids {
+    services: Vec<u32>,
+    sets: Vec<u32>,
+    backends: Vec<u32>,
 }
 
-/// The rows that belong to the Services that people see: all but the self-probe's.
-fn shown_rows(dump: &lb_user::view::MapDumpView, (services, backends): &Ids) -> Vec<String> {
+fn ids(agent: &Agent) -> Result<Ids> {
+    let services = agent.services()?;
+    let mut sets = Vec::new();
+    for service in &services {
+        sets.extend(agent.tables(&service.name)?.iter().map(|table| table.set_id));
+    }
+    let mut backends: Vec<u32> = agent.backends()?.iter().map(|backend| backend.id).collect();
+    backends.sort_unstable();
+    Ok(Ids {
+        services: services.iter().map(|service| service.id).collect(),
+        sets,
+        backends,
+    })
+}
+
+/// The rows that belong to people's Services. The self-probe's are left out: its listener has another port each time.
+fn shown_rows(dump: &MapDumpView, ids: &Ids) -> Vec<String> {
+    let number = |text: &str| text.parse::<u32>().ok();
+    let of_set = |key: &str| {
+        let id = key.split(' ').find_map(number);
+        id.is_some_and(|id| ids.sets.contains(&id))
+    };
     dump.rows
         .iter()
-        .map(|row| format!("{} {}", row.key, row.value))
         .filter(|row| match dump.name.as_str() {
-            "FRONTENDS" | "BACKENDS" => services.iter().any(|id| row.split(' ').any(|word| word == format!("service={id}"))),
-            "LISTS" => backends
-                .iter()
-                .any(|id| row.contains(&format!("members={id}x")) || row.contains(&format!(",{id}x"))),
-            // Set ids are compared whole; the self-probe's list keeps its id and size.
-            _ => true,
+            "FRONTENDS" | "BACKENDS" => {
+                let id = row.value.split(' ').find_map(|word| number(word.strip_prefix("service=")?));
+                id.is_some_and(|id| ids.services.contains(&id))
+            }
+            _ => of_set(&row.key),
         })
+        .map(|row| format!("{} {}", row.key, row.value))
         .collect()
 }
 
@@ -513,7 +530,7 @@ fn damaged_contents(node: &Node) -> Result<()> {
 }
 
 /// A dump without the number of the publication, which a repair may raise.
-fn without_publication(dump: &lb_user::view::MapDumpView) -> Vec<(String, String)> {
+fn without_publication(dump: &MapDumpView) -> Vec<(String, String)> {
     dump.rows
         .iter()
         .map(|row| {
@@ -556,7 +573,7 @@ fn observe(node: &Node) -> Result<()> {
     let metrics = agent.metrics()?;
     for (series, value) in [
         (r#"evenkeel_service_connects_total{namespace="default",service="web"}"#, 61.0),
-        (r#"evenkeel_service_connects_failed_total{namespace="default",reason="refused",service="web"}"#, 1.0),
+        (r#"evenkeel_service_connects_failed_total{namespace="default",service="web",reason="refused"}"#, 1.0),
         (r#"evenkeel_service_connections_active{namespace="default",service="web"}"#, 0.0),
         (r#"evenkeel_mode{mode="observe"}"#, 1.0),
     ] {
@@ -684,7 +701,7 @@ fn metrics(node: &Node) -> Result<()> {
     }
     let of = |name: &str, service: &str| format!(r#"{name}{{namespace="default",service="{service}"}}"#);
     let failed = |service: &str, reason: &str| {
-        format!(r#"evenkeel_service_connects_failed_total{{namespace="default",reason="{reason}",service="{service}"}}"#)
+        format!(r#"evenkeel_service_connects_failed_total{{namespace="default",service="{service}",reason="{reason}"}}"#)
     };
     let wanted = BTreeMap::from([
         (of("evenkeel_service_connects_total", "web"), 100.0),
@@ -696,7 +713,8 @@ fn metrics(node: &Node) -> Result<()> {
         (failed("empty", "no_backend"), 2.0),
         (failed("web", "refused"), 0.0),
         (of("evenkeel_connect_duration_seconds_count", "web"), 100.0),
-        (r#"evenkeel_events_lost_total{source="kernel"}"#.to_owned(), 0.0),
+        (r#"evenkeel_events_lost_total{source="ring_buffer"}"#.to_owned(), 0.0),
+        (r#"evenkeel_events_lost_total{source="malformed"}"#.to_owned(), 0.0),
         (r#"evenkeel_mode{mode="balance"}"#.to_owned(), 1.0),
         ("evenkeel_problems".to_owned(), 0.0),
     ]);
@@ -712,7 +730,7 @@ fn metrics(node: &Node) -> Result<()> {
     })?;
     for (backend, count) in met {
         let series = format!(
-            r#"evenkeel_backend_connects_total{{backend="{backend}",namespace="default",service="web"}}"#
+            r#"evenkeel_backend_connects_total{{namespace="default",service="web",backend="{backend}"}}"#
         );
         must(found.get(&series) == Some(&(count as f64)), || format!("{series} is {:?}, not {count}", found.get(&series)))?;
     }
