@@ -1,7 +1,10 @@
 //! Harnesses of the integration tests: what several test targets share.
 
+pub mod agent;
 pub mod apiserver;
+pub mod bpf;
 pub mod datapath;
+pub mod objects;
 pub mod runner;
 pub mod socket;
 pub mod world;

@@ -171,21 +171,21 @@ fn set_up(config: &Config) -> Result<(Reconciler, Programs, aya::maps::RingBuf<a
     kernel.opt_in_all_but(&opted_out)?;
     let reconciler = Reconciler::new(Desired::new(desired_config(config)), kernel)?;
 
-    let mut attachments = Attachments::new(&config.cgroup, Some(pins.clone()))?;
-    for (link, done) in attachments.attach_cgroup(&mut object, mode, true)? {
-        tracing::debug!(%link, ?done, "link");
+    let mut programs = Programs {
+        object,
+        attachments: Attachments::new(&config.cgroup, Some(pins.clone()))?,
+        predecessors: pins
+            .other_abis()
+            .context("list the pins of other versions")?
+            .into_iter()
+            .map(|abi| pins.with_abi(abi))
+            .collect(),
+    };
+    // The programs of another version go on until our maps are filled: see `Programs::take_over`.
+    if programs.predecessors.is_empty() {
+        programs.attach(mode, &config.interfaces)?;
     }
-    for interface in &config.interfaces {
-        attachments.attach_interface(&mut object, interface)?;
-    }
-    // Only now, with our links in place, may another ABI's go: no connection passes between two agents.
-    for abi in pins.other_abis().context("list the pins of other versions")? {
-        pins.with_abi(abi)
-            .remove_folder()
-            .with_context(|| format!("remove the pins of ABI {abi}"))?;
-        tracing::info!(abi, "replaced the programs and maps of another version");
-    }
-    Ok((reconciler, Programs { object, attachments }, events, pins))
+    Ok((reconciler, programs, events, pins))
 }
 
 fn start_source(config: &Config, cancel: &CancellationToken) -> Running {
