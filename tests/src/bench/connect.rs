@@ -7,16 +7,14 @@
 
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
-use std::os::fd::OwnedFd;
 
 use anyhow::Result;
-use lb_common::maps::feature;
 use lb_user::lab::{ChildCgroup, Netns, nft};
 
 use super::{
     Bench,
-    dial::{self, Times},
-    place::{Datapath, Place, enter},
+    dial::{self, Acceptor, Times},
+    place::{Datapath, Place, Programs, enter},
     population::Population,
     report::Metric,
     stats,
@@ -25,15 +23,15 @@ use super::{
 const SERVICES: u32 = 1_000;
 const ENDPOINTS: u32 = 10;
 /// Connections of one block.
-const BLOCK: usize = 512;
-/// Rounds of one block an arm: 40,960 connections an arm.
+const BLOCK: usize = 256;
+/// Rounds of one block an arm: 20,480 connections an arm.
 const ROUNDS: usize = 80;
 
 struct Arm<'p> {
     name: &'static str,
     cgroup: ChildCgroup,
     place: &'p Place,
-    listener: OwnedFd,
+    _server: Acceptor,
     targets: Vec<SocketAddrV4>,
     rounds: Vec<Times>,
     _datapath: Option<Datapath>,
@@ -45,22 +43,22 @@ impl<'p> Arm<'p> {
         place: &'p Place,
         name: &'static str,
         port: u16,
-        programs: Option<(u32, bool)>,
+        programs: Option<Programs>,
     ) -> Result<Self> {
         let port = NonZeroU16::new(port).expect("ports of arms are not 0");
         let cgroup = bench.home.below(name)?;
         let population = Population::new(SERVICES, ENDPOINTS, port);
         let datapath = match programs {
-            Some((features, follow)) => {
-                let mut datapath = Datapath::new(cgroup.path(), features, follow)?;
+            Some(programs) => {
+                let mut datapath = Datapath::new(cgroup.path(), programs)?;
                 datapath.fill(&population)?;
                 Some(datapath)
             }
             None => None,
         };
-        // The listener's connections belong to its cgroup.
+        // The server's sockets belong to the cgroup too.
         enter(&cgroup)?;
-        let listener = place.listen(port)?;
+        let server = place.serve(port)?;
         let targets = match name {
             "direct" => (0..ENDPOINTS).map(|n| population.endpoint(0, n)).collect(),
             _ => vec![population.frontend(0)],
@@ -72,7 +70,7 @@ impl<'p> Arm<'p> {
             name,
             cgroup,
             place,
-            listener,
+            _server: server,
             targets,
             rounds: Vec::new(),
             _datapath: datapath,
@@ -85,7 +83,7 @@ impl<'p> Arm<'p> {
         self.place.client.enter_current_thread()?;
         let mut times = Times::default();
         let mut targets = self.targets.iter().copied().cycle();
-        dial::block(&mut targets, &self.listener, count, &mut times)?;
+        dial::block(&mut targets, count, &mut times)?;
         Ok(times)
     }
 }
@@ -95,9 +93,9 @@ pub(super) fn measure(bench: &mut Bench) -> Result<()> {
     let (plain, ruled) = (Place::new()?, Place::new()?);
     let mut arms = vec![
         Arm::new(bench, &plain, "direct", 8001, None)?,
-        Arm::new(bench, &plain, "hook", 8002, Some((0, false)))?,
-        Arm::new(bench, &plain, "state", 8003, Some((feature::STATE, false)))?,
-        Arm::new(bench, &plain, "evenkeel", 8004, Some((feature::STATE, true)))?,
+        Arm::new(bench, &plain, "hook", 8002, Some(Programs::Hook))?,
+        Arm::new(bench, &plain, "state", 8003, Some(Programs::State))?,
+        Arm::new(bench, &plain, "evenkeel", 8004, Some(Programs::All))?,
         Arm::new(bench, &ruled, "nftables", 8005, None)?,
     ];
     let own = Netns::current()?;

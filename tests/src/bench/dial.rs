@@ -1,21 +1,28 @@
-//! The client: a socket, one blocking `connect`, its time; nothing else is inside the clock.
+//! The client and the server of the measurements.
 //!
-//! Client and server are one thread. It connects a handful of sockets, then accepts them, then closes both ends by reset,
-//! the client first: no wake-up of another thread is in the measured time, and no connection lingers to slow later ones.
+//! The client makes a socket, calls a blocking `connect`, waits for the server to close, and closes: only `connect` and,
+//! apart from it, `close` are inside the clock. The server accepts and closes at once, on a CPU of its own where there is
+//! one. So the server closes first, as a server does, and no port of the client waits for a minute.
 
 use std::{
     net::SocketAddrV4,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    sync::Arc,
+    thread::{self, JoinHandle},
     time::Instant,
 };
 
 use anyhow::{Context, Result};
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, accept, connect, setsockopt, socket, sockopt::Linger,
+use nix::{
+    errno::Errno,
+    sys::{
+        signal::SigSet,
+        socket::{AddressFamily, Shutdown, SockFlag, SockType, SockaddrIn, accept, connect, shutdown, socket},
+    },
+    unistd::read,
 };
 
-/// Connections that are open at the same time.
-const BATCH: usize = 64;
+use super::place::{cpus, pin};
 
 /// What a block of connections took, in microseconds.
 #[derive(Debug, Default)]
@@ -28,43 +35,65 @@ pub(super) struct Times {
 ///
 /// # Errors
 /// Where one fails: none may.
-pub(super) fn block(
-    targets: &mut impl Iterator<Item = SocketAddrV4>,
-    listener: &OwnedFd,
-    count: usize,
-    times: &mut Times,
-) -> Result<()> {
-    let mut left = count;
-    let mut clients = Vec::with_capacity(BATCH);
-    let mut servers = Vec::with_capacity(BATCH);
-    while left > 0 {
-        let batch = left.min(BATCH);
-        for target in targets.by_ref().take(batch) {
-            let client = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-            // Closing resets: a port that waits for a minute would make later connections slower.
-            let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
-            setsockopt(&client, Linger, &linger)?;
-            let address = SockaddrIn::from(target);
-            let fd = client.as_raw_fd();
-            let began = Instant::now();
-            let connected = connect(fd, &address);
-            let took = began.elapsed();
-            connected.with_context(|| format!("connect to {target}"))?;
-            times.connect.push(took.as_nanos() as f64 / 1e3);
-            clients.push(client);
-        }
-        for _ in &clients {
-            let server = accept(listener.as_raw_fd()).context("accept")?;
-            // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
-            servers.push(unsafe { OwnedFd::from_raw_fd(server) });
-        }
-        for client in clients.drain(..) {
-            let began = Instant::now();
-            drop(client);
-            times.close.push(began.elapsed().as_nanos() as f64 / 1e3);
-        }
-        servers.clear();
-        left -= batch;
+pub(super) fn block(targets: &mut impl Iterator<Item = SocketAddrV4>, count: usize, times: &mut Times) -> Result<()> {
+    for target in targets.take(count) {
+        let client = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+        let address = SockaddrIn::from(target);
+        let fd = client.as_raw_fd();
+        let began = Instant::now();
+        let connected = connect(fd, &address);
+        let took = began.elapsed();
+        connected.with_context(|| format!("connect to {target}"))?;
+        times.connect.push(took.as_nanos() as f64 / 1e3);
+        let got = read(&client, &mut [0; 8]).with_context(|| format!("wait for {target} to close"))?;
+        anyhow::ensure!(got == 0, "{target} says something: it is not the bench's server");
+        let began = Instant::now();
+        drop(client);
+        times.close.push(began.elapsed().as_nanos() as f64 / 1e3);
     }
     Ok(())
+}
+
+/// Accepts and closes, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Acceptor {
+    listener: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Acceptor {
+    pub(super) fn start(listener: OwnedFd) -> Result<Self> {
+        let listener = Arc::new(listener);
+        let own = Arc::clone(&listener);
+        let (_, cpu) = cpus();
+        let thread = thread::Builder::new().name("bench-server".to_owned()).spawn(move || {
+            SigSet::all().thread_block().ok();
+            // Where there is one CPU alone, both ends share it.
+            pin(cpu).ok();
+            loop {
+                match accept(own.as_raw_fd()) {
+                    // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
+                    Ok(fd) => drop(unsafe { OwnedFd::from_raw_fd(fd) }),
+                    Err(Errno::EINTR | Errno::ECONNABORTED) => {}
+                    // The listener was shut down.
+                    Err(_) => break,
+                }
+            }
+        })?;
+        Ok(Self {
+            listener,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        // It wakes the thread out of `accept`.
+        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            // A panic has been printed.
+            let _ = thread.join();
+        }
+    }
 }

@@ -3,7 +3,7 @@
 //! The server's namespace owns 10.128.0.0/9, so that one listener answers for every endpoint that a Service may have.
 
 use std::{
-    fs,
+    fs::{self, File},
     net::{IpAddr, Ipv4Addr},
     num::NonZeroU16,
     os::fd::{AsRawFd, OwnedFd},
@@ -19,7 +19,9 @@ use anyhow::{Context, Result};
 use aya::{
     Ebpf,
     maps::{MapData, RingBuf},
+    programs::{CgroupAttachMode, CgroupSock},
 };
+use lb_common::maps::feature;
 use lb_user::{
     compile::Compiler,
     datapath::{
@@ -40,7 +42,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::population::Population;
+use super::{dial::Acceptor, population::Population};
 
 /// A client's namespace and a server's, joined by a pair of Ethernet devices.
 #[derive(Debug)]
@@ -62,15 +64,15 @@ impl Place {
         Ok(Self { client, server })
     }
 
-    /// Listens on a port of every address of the server; the listener belongs to the cgroup that the process is in.
-    pub(super) fn listen(&self, port: NonZeroU16) -> Result<OwnedFd> {
+    /// Serves a port of every address of the server; its sockets belong to the cgroup that the process is in.
+    pub(super) fn serve(&self, port: NonZeroU16) -> Result<Acceptor> {
         let listener = self.server.run(|| -> nix::Result<OwnedFd> {
             let listener = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
             bind(listener.as_raw_fd(), &SockaddrIn::new(0, 0, 0, 0, port.get()))?;
             listen(&listener, Backlog::new(2048)?)?;
             Ok(listener)
         })?;
-        listener.with_context(|| format!("listen on port {port}"))
+        Acceptor::start(listener.with_context(|| format!("listen on port {port}"))?)
     }
 }
 
@@ -97,6 +99,17 @@ pub(super) fn pin(cpu: usize) -> Result<()> {
     sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("stay on CPU {cpu}"))
 }
 
+/// Which programs an arm attaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Programs {
+    /// The rewriting hooks, without memory of any socket.
+    Hook,
+    /// And per-socket state, which the release hook removes.
+    State,
+    /// And `sock_ops`, with records in the ring buffer: all that the agent attaches.
+    All,
+}
+
 /// Loaded programs with their maps, attached to a cgroup.
 pub(super) struct Datapath {
     pub(super) object: Ebpf,
@@ -107,13 +120,13 @@ pub(super) struct Datapath {
 }
 
 impl Datapath {
-    /// Loads the programs with these features (bits of `lb_common::maps::feature`), following connections or not, and
-    /// attaches them.
-    pub(super) fn new(cgroup: &Path, features: u32, follow: bool) -> Result<Self> {
+    /// Loads the programs and attaches them.
+    pub(super) fn new(cgroup: &Path, programs: Programs) -> Result<Self> {
+        let follow = programs == Programs::All;
         let options = Options {
             mode: Mode::Balance,
             sizes: Sizes::default(),
-            features,
+            features: if programs == Programs::Hook { 0 } else { feature::STATE },
             log_level: 0,
             follow_connections: follow,
         };
@@ -121,6 +134,9 @@ impl Datapath {
         let (kernel, events) = Kernel::take(&mut object, false)?;
         let reader = Reader::start(events)?;
         let mut attachments = Attachments::new(cgroup, None)?;
+        if programs == Programs::State {
+            attach_release(&mut object, cgroup)?;
+        }
         attachments.attach_cgroup(&mut object, Mode::Balance, follow)?;
         Ok(Self {
             object,
@@ -140,6 +156,14 @@ impl Datapath {
         }
         Ok(self.kernel.apply(&plan)?)
     }
+}
+
+/// Attaches the release hook alone; the object holds the link.
+fn attach_release(object: &mut Ebpf, cgroup: &Path) -> Result<()> {
+    let program: &mut CgroupSock = object.program_mut("sock_release").context("the object has no sock_release")?.try_into()?;
+    program.load()?;
+    program.attach(File::open(cgroup)?, CgroupAttachMode::Single)?;
+    Ok(())
 }
 
 /// Reads records as they come, as the agent does, and throws them away.
