@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod apiserver;
+pub mod bench;
 pub mod bpf;
 pub mod datapath;
 pub mod objects;
