@@ -216,8 +216,7 @@ impl Plan {
         let mut sets = HashSet::new();
         let mut frontends = HashSet::new();
         let mut memberships_wanted = HashSet::new();
-        let mut services_known: HashSet<u32> =
-            contents.frontends.values().map(|f| f.service_id).collect();
+        let mut services_known: HashSet<u32> = contents.frontends.values().map(|f| f.service_id).collect();
         services_known.extend(contents.backends.values().map(|b| b.service_id));
         for service in services {
             if !services_known.contains(&service.service_id) {
@@ -229,9 +228,8 @@ impl Plan {
                     Some(held) if held == backend => {}
                     held => {
                         plan.put_backends.insert(*id, *backend);
-                        if held.is_none_or(|h| {
-                            (h.addr, h.port, h.proto) != (backend.addr, backend.port, backend.proto)
-                        }) {
+                        if held.is_none_or(|h| (h.addr, h.port, h.proto) != (backend.addr, backend.port, backend.proto))
+                        {
                             plan.fresh_backends.insert(*id);
                         }
                     }
@@ -280,12 +278,7 @@ impl Plan {
             .filter(|k| !frontends.contains(*k))
             .copied()
             .collect();
-        plan.drop_sets = contents
-            .sets
-            .keys()
-            .filter(|id| !sets.contains(*id))
-            .copied()
-            .collect();
+        plan.drop_sets = contents.sets.keys().filter(|id| !sets.contains(*id)).copied().collect();
         plan.drop_memberships = contents
             .memberships
             .iter()
@@ -315,8 +308,7 @@ impl Plan {
         self.drop_sets.extend(other.drop_sets);
         self.drop_memberships.extend(other.drop_memberships);
         self.drop_backends.extend(other.drop_backends);
-        self.drop_frontends
-            .retain(|key| !self.put_frontends.contains_key(key));
+        self.drop_frontends.retain(|key| !self.put_frontends.contains_key(key));
     }
 }
 

@@ -253,7 +253,7 @@ impl Compiler {
                     .filter(|(f, _)| f.set == index)
                     .map(|(_, key)| *key)
             };
-            sets.push(self.compile_set(set, affinity, &backends, old, used_by, tables, taken)?);
+            sets.push(self.compile_set(set, service_id, affinity, &backends, old, used_by, tables, taken)?);
         }
         let mut frontends: Vec<(FrontendKey, Frontend)> = desired
             .frontends
@@ -289,9 +289,10 @@ impl Compiler {
         wanted.dedup_by_key(|(key, _)| *key);
         let mut backends = Vec::with_capacity(wanted.len());
         for ((proto, addr, port), state) in wanted {
-            let known = old
-                .and_then(|old| old.backend_id(proto, addr, port))
-                .or_else(|| self.restored.claim_backend(service_id, FrontendKey::new(addr, port, proto)));
+            let known = old.and_then(|old| old.backend_id(proto, addr, port)).or_else(|| {
+                self.restored
+                    .claim_backend(service_id, FrontendKey::new(addr, port, proto))
+            });
             let id = match known {
                 Some(id) => id,
                 None => taken.backend(self.backends.take()?),
@@ -316,6 +317,7 @@ impl Compiler {
     fn compile_set<K: Iterator<Item = FrontendKey>>(
         &mut self,
         set: &model::BackendSet,
+        service_id: u32,
         affinity: bool,
         backends: &[(u32, Backend)],
         old: Option<&Compiled>,
@@ -328,7 +330,7 @@ impl Compiler {
         let before = old.and_then(|old| old.sets.iter().find(|s| s.name == set.name));
         let restored = match before {
             Some(_) => None,
-            None => self.restored.claim_set(used_by, &list),
+            None => self.restored.claim_set(service_id, used_by, &list),
         };
         let set_id = match (before, &restored) {
             (Some(before), _) => before.set_id,
@@ -376,28 +378,15 @@ impl Compiler {
             empty.members = Box::default();
             return Ok(empty);
         }
-        let table = self.table(
-            &members,
-            restored.as_ref().map(|(_, (_, l))| l),
-            tables,
-            taken,
-        )?;
+        let table = self.table(&members, restored.as_ref().map(|(_, (_, l))| l), tables, taken)?;
         if let Some((_, (word, old_list))) = restored {
-            if old_list.members == list
-                && (old_list.table, old_list.slots) == (table.offset, table.slots)
-            {
+            if old_list.members == list && (old_list.table, old_list.slots) == (table.offset, table.slots) {
                 return Ok(done(word, table));
             }
             self.restored.replace(word);
         }
-        let offset = taken.list(
-            self.lists.take(list.len() as u32 + 1)?,
-            list.len() as u32 + 1,
-        );
-        Ok(done(
-            SetWord::new(offset, list.len() as u16, generation),
-            table,
-        ))
+        let offset = taken.list(self.lists.take(list.len() as u32 + 1)?, list.len() as u32 + 1);
+        Ok(done(SetWord::new(offset, list.len() as u16, generation), table))
     }
 
     fn next_generation(&mut self) -> u32 {
@@ -442,10 +431,7 @@ impl Compiler {
             _ => {
                 let len = elements_for(slots);
                 let offset = taken.table(self.tables.take(len)?, len);
-                writes.push(TableWrite {
-                    offset,
-                    slots: content,
-                });
+                writes.push(TableWrite { offset, slots: content });
                 offset
             }
         };
@@ -495,9 +481,7 @@ impl Compiler {
                 self.sets.release(set.set_id, now_ms);
             }
             if set.word.count() > 0 {
-                if same.is_none_or(|same| {
-                    same.word.offset() != set.word.offset() || same.word.count() == 0
-                }) {
+                if same.is_none_or(|same| same.word.offset() != set.word.offset() || same.word.count() == 0) {
                     self.lists
                         .release(set.word.offset(), u32::from(set.word.count()) + 1, now_ms);
                 }
@@ -543,8 +527,7 @@ impl Compiler {
             shared.users -= 1;
             if shared.users == 0 {
                 self.shared.remove(&table.digest);
-                self.tables
-                    .release(table.offset, elements_for(table.slots), now_ms);
+                self.tables.release(table.offset, elements_for(table.slots), now_ms);
             }
         }
     }
@@ -589,11 +572,7 @@ impl Compiler {
         [
             (maps::FRONTENDS, self.frontends, self.capacity.frontends),
             (maps::SETS, self.sets.used(), self.sets.capacity()),
-            (
-                maps::BACKENDS,
-                self.backends.used(),
-                self.backends.capacity(),
-            ),
+            (maps::BACKENDS, self.backends.used(), self.backends.capacity()),
             (maps::LISTS, self.lists.used(), self.lists.capacity()),
             (maps::TABLES, self.tables.used(), self.tables.capacity()),
             (maps::MEMBERS, self.memberships, self.capacity.memberships),
@@ -648,7 +627,11 @@ pub fn proto(protocol: Protocol) -> u8 {
 }
 
 fn key(frontend: &model::Frontend) -> FrontendKey {
-    FrontendKey::new(frontend.addr.into(), Port::new(frontend.port.get()), proto(frontend.protocol))
+    FrontendKey::new(
+        frontend.addr.into(),
+        Port::new(frontend.port.get()),
+        proto(frontend.protocol),
+    )
 }
 
 fn value(frontend: &model::Frontend, service_id: u32, set_id: u32) -> Frontend {
@@ -671,4 +654,4 @@ fn value(frontend: &model::Frontend, service_id: u32, set_id: u32) -> Frontend {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

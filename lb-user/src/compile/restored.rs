@@ -123,15 +123,20 @@ impl Restored {
         Some(id)
     }
 
-    /// The set that these frontends name, if it may become the one with `members`: nobody else names it, or it stays as
-    /// it is. Else the others would meet these members until they are written themselves.
+    /// The Service's set that these frontends name, if it may become the one with `members`: nobody else names it, or it
+    /// stays as it is. Else the others would meet these members until they are written themselves.
     pub(super) fn claim_set<K: Iterator<Item = FrontendKey>>(
         &mut self,
+        service_id: u32,
         used_by: impl Fn() -> K,
         members: &[(u32, u16)],
     ) -> Option<(u32, (SetWord, List))> {
         let mut candidates: Vec<(u32, u32)> = Vec::new();
-        for id in used_by().filter_map(|key| self.frontends.get(&key).map(|held| held.set_id)) {
+        let held = used_by().filter_map(|key| self.frontends.get(&key));
+        for id in held
+            .filter(|held| held.service_id == service_id)
+            .map(|held| held.set_id)
+        {
             match candidates.iter_mut().find(|(known, _)| *known == id) {
                 Some((_, count)) => *count += 1,
                 None => candidates.push((id, 1)),
@@ -185,6 +190,8 @@ impl Restored {
 impl Compiler {
     /// A compiler that goes on with what the maps hold: ids stay, and unchanged lists and tables are not written again.
     /// Ids beyond the maps are foreign, and passed over.
+    ///
+    /// What an earlier agent had freed counts as free: its grace passes while the programs are loaded anew.
     pub fn restore(capacity: Capacity, contents: &Contents) -> Self {
         let mut this = Self::new(capacity);
         let service_ids = contents.frontends.values().map(|f| f.service_id);
@@ -295,7 +302,11 @@ impl Compiler {
             let Some(members) = placed(&list.members, &backends) else {
                 continue;
             };
-            let table = if word.count() > 0 { self.table_as_found(&list, digest(&members)) } else { Table::default() };
+            let table = if word.count() > 0 {
+                self.table_as_found(&list, digest(&members))
+            } else {
+                Table::default()
+            };
             self.restored.sets.remove(&held.set_id);
             let wanted = desired.frontends.iter().zip(&keys).find(|(_, wanted)| *wanted == key);
             let wanted = wanted.map(|(wanted, _)| desired.sets[wanted.set].name.clone());
@@ -328,14 +339,21 @@ impl Compiler {
 
     fn table_as_found(&mut self, list: &List, digest: u128) -> Table {
         let place = (list.table, list.slots);
-        let holder = self.shared.iter_mut().find(|(_, shared)| (shared.table.offset, shared.table.slots) == place);
+        let holder = self
+            .shared
+            .iter_mut()
+            .find(|(_, shared)| (shared.table.offset, shared.table.slots) == place);
         if let Some((_, shared)) = holder {
             shared.users += 1;
             return shared.table;
         }
         self.restored.tables.remove(&place);
         // Another table may stand for these members by now; then this one goes under a digest that no members have.
-        let digest = if self.shared.contains_key(&digest) { !u128::from(list.table) } else { digest };
+        let digest = if self.shared.contains_key(&digest) {
+            !u128::from(list.table)
+        } else {
+            digest
+        };
         let table = Table {
             offset: list.table,
             slots: list.slots,
@@ -351,7 +369,11 @@ impl Compiler {
 fn unknown(set_id: u32, key: &FrontendKey) -> SetName {
     SetName {
         port_name: format!("set {set_id} of an earlier agent").into(),
-        protocol: if key.proto == lb_common::abi::UDP { Protocol::Udp } else { Protocol::Tcp },
+        protocol: if key.proto == lb_common::abi::UDP {
+            Protocol::Udp
+        } else {
+            Protocol::Tcp
+        },
         ipv6: !key.addr.is_v4(),
         scope: Scope::Cluster,
     }

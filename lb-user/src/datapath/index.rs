@@ -6,11 +6,7 @@
 use std::collections::HashMap as StdMap;
 
 use aya::maps::{HashMap, MapData};
-use lb_common::{
-    backend::Backend,
-    frontend::FrontendKey,
-    maps as names,
-};
+use lb_common::{backend::Backend, frontend::FrontendKey, maps as names};
 
 use super::kernel::{MapsError, put, remove};
 

@@ -51,14 +51,18 @@ fn ids_and_room_wait_out_their_grace_and_open_connections() {
     // Connections are still open at the first backend, and at the first Service.
     let (backend, service) = (first.backends[0].0, first.service_id);
     agent.now += GRACE_MS;
-    agent.compiler.reclaim(agent.now, |id| id != backend, |id| id != service);
+    agent
+        .compiler
+        .reclaim(agent.now, |id| id != backend, |id| id != service);
     let later = next(&mut agent, "c");
     assert_ne!(later.backends[0].0, backend);
     assert_ne!(later.service_id, service);
 
     agent.now += GRACE_MS;
     agent.compiler.reclaim(agent.now, |_| true, |_| true);
-    let taken: Vec<u32> = (0..4).map(|i| next(&mut agent, &format!("d{i}")).backends[0].0).collect();
+    let taken: Vec<u32> = (0..4)
+        .map(|i| next(&mut agent, &format!("d{i}")).backends[0].0)
+        .collect();
     assert!(taken.contains(&backend), "{taken:?}: what is idle is used again");
 }
 
@@ -79,7 +83,10 @@ fn no_generation_makes_the_zero_word() {
 /// Every agent gives the same ids to the same world: nothing hangs on the order of a hash map.
 #[test]
 fn compiling_is_deterministic() {
-    let world = state([service("a", 1, &[&[3, 1, 2], &[1]]), service("b", 2, &[&[9, 8, 7, 6, 5]])]);
+    let world = state([
+        service("a", 1, &[&[3, 1, 2], &[1]]),
+        service("b", 2, &[&[9, 8, 7, 6, 5]]),
+    ]);
     let (first, second) = (Agent::fresh(&world), Agent::fresh(&world));
     assert_eq!(first.applied, second.applied);
 }

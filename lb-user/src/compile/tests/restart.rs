@@ -3,9 +3,9 @@
 use lb_common::{backend::Backend, frontend::FrontendKey, set::SetWord};
 use proptest::prelude::*;
 
-use super::world::{Agent, ROOMY, State, history, service, state, world};
+use super::world::{Agent, ROOMY, Watch, history, service, state, world};
 use crate::{
-    compile::{Compiler, Contents},
+    compile::{Compiler, Contents, GRACE_MS},
     datapath::{fake::Fault, maps::Maps},
     model::DesiredService,
     plan::Plan,
@@ -37,6 +37,7 @@ proptest! {
             agent.change(state).expect("room for all");
         }
         let (old, old_applied) = (agent.wanted.clone(), agent.applied.clone());
+        agent.now += GRACE_MS;
         let plan = agent.restart(last).expect("room for all");
         for (name, service) in last {
             if old.get(name) == Some(service) && keeps_its_ids(service) {
@@ -59,12 +60,11 @@ proptest! {
             agent.change(state).expect("room for all");
         }
         let (plan, _) = agent.compile(last).expect("room for all");
+        agent.allow(last);
         agent.memory.fault = Fault::After(cut);
         let _ = agent.carry_out(&plan);
         agent.memory.fault = Fault::None;
-        // The next agent knows nothing of the grace, but a grace has passed before it writes.
-        agent.now += crate::compile::GRACE_MS;
-        agent.wanted = State::new();
+        agent.now += GRACE_MS;
         agent.restart(last).expect("room for all");
         agent.check();
         agent.empty();
@@ -73,22 +73,35 @@ proptest! {
 
 /// Only a Service with a cluster IP is known again whoever else is there: every Service that is served has one.
 fn keeps_its_ids(service: &DesiredService) -> bool {
-    service.frontends.iter().any(|f| f.kind == crate::model::FrontendKind::ClusterIp)
+    service
+        .frontends
+        .iter()
+        .any(|f| f.kind == crate::model::FrontendKind::ClusterIp)
 }
 
 /// Tables of one member all look alike. The set that changed must not take the table that the other one still uses.
 #[test]
 fn sets_that_shared_a_table_part_at_a_restart() {
     let mut agent = Agent::new(ROOMY);
-    agent.change(&state([service("a", 1, &[&[1]]), service("b", 2, &[&[1]])])).unwrap();
-    agent.restart(&state([service("a", 1, &[&[3]]), service("b", 2, &[&[1]])])).unwrap();
+    agent
+        .change(&state([service("a", 1, &[&[1]]), service("b", 2, &[&[1]])]))
+        .unwrap();
+    agent
+        .restart(&state([service("a", 1, &[&[3]]), service("b", 2, &[&[1]])]))
+        .unwrap();
     agent.check();
-    let tables: Vec<u32> = agent.applied.values().map(|service| service.sets[0].table.offset).collect();
+    let tables: Vec<u32> = agent
+        .applied
+        .values()
+        .map(|service| service.sets[0].table.offset)
+        .collect();
     assert_ne!(tables[0], tables[1], "two owners of one table");
     // Once one of them goes, the other's table must not be given away.
     agent.change(&state([service("a", 1, &[&[3]])])).unwrap();
     agent.settle();
-    agent.change(&state([service("a", 1, &[&[3]]), service("c", 3, &[&[5, 6]])])).unwrap();
+    agent
+        .change(&state([service("a", 1, &[&[3]]), service("c", 3, &[&[5, 6]])]))
+        .unwrap();
     agent.check();
 }
 
@@ -122,6 +135,7 @@ fn what_nobody_can_claim_is_freed() {
     let wanted = state([service("a", 1, &[&[1, 2], &[2]])]);
     let mut agent = Agent::fresh(&wanted);
     let usage = agent.compiler.usage();
+    agent.watch = Watch::blind();
     let lost = agent.applied.values().next().unwrap().sets[0].set_id;
     agent.memory.sets[lost as usize] = 0;
     // A set without a list, an id of nobody, and two backends of one Service with one address.
@@ -153,7 +167,9 @@ fn foreign_ids_are_never_taken_on() {
             set_id: id,
             ..Default::default()
         };
-        contents.frontends.insert(super::super::key(&wanted.frontends[0]), frontend);
+        contents
+            .frontends
+            .insert(super::super::key(&wanted.frontends[0]), frontend);
         contents.backends.insert(
             id,
             Backend {
@@ -185,11 +201,16 @@ fn what_does_not_fit_at_a_restart_stands_as_it_was_found() {
     let mut tables = Vec::new();
     assert!(compiler.compile(&grown, None, &mut tables).is_err());
     let b = compiler.compile(&other, None, &mut tables).unwrap();
-    let a = compiler.as_found(&grown, &contents, &b.frontends.iter().map(|(key, _)| *key).collect()).unwrap();
+    let a = compiler
+        .as_found(&grown, &contents, &b.frontends.iter().map(|(key, _)| *key).collect())
+        .unwrap();
     assert_eq!((&a, &b), (&agent.applied[&grown.name], &agent.applied[&other.name]));
     assert!(tables.is_empty());
     let mut broken = Vec::new();
-    assert_eq!(Plan::against(&contents, [&a, &b].into_iter(), &mut broken), Plan::default());
+    assert_eq!(
+        Plan::against(&contents, [&a, &b].into_iter(), &mut broken),
+        Plan::default()
+    );
     assert!(broken.is_empty());
     compiler.forget_restored(0);
     compiler.reclaim(u64::MAX, |_| true, |_| true);
@@ -198,7 +219,9 @@ fn what_does_not_fit_at_a_restart_stands_as_it_was_found() {
     // From there on it is a Service like any other.
     agent.compiler = compiler;
     agent.applied.insert(grown.name.clone(), a);
-    agent.change(&state([service("a", 1, &[&[1, 2, 3], &[2]]), other])).unwrap();
+    agent
+        .change(&state([service("a", 1, &[&[1, 2, 3], &[2]]), other]))
+        .unwrap();
     agent.check();
     agent.empty();
 }

@@ -90,9 +90,15 @@ fn a_refusal_gives_claims_back() {
     let too_large: Vec<u32> = (0..600).collect();
     let mut tables = Vec::new();
     for _ in 0..3 {
-        assert!(compiler.compile(&service("a", 1, &[&too_large]), None, &mut tables).is_err());
+        assert!(
+            compiler
+                .compile(&service("a", 1, &[&too_large]), None, &mut tables)
+                .is_err()
+        );
     }
-    let again = compiler.compile(&service("a", 1, &[&[1, 2]]), None, &mut tables).unwrap();
+    let again = compiler
+        .compile(&service("a", 1, &[&[1, 2]]), None, &mut tables)
+        .unwrap();
     assert_eq!(again, *agent.applied.values().next().unwrap());
     assert!(tables.is_empty());
 }

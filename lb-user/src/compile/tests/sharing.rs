@@ -4,17 +4,27 @@ use std::collections::BTreeSet;
 
 use lb_common::maps as names;
 
-use super::world::{Agent, ROOMY, service, state};
+use super::world::{Agent, ROOMY, service, state, used};
 use crate::compile::{Capacity, Compiler};
 
 fn tables_of(agent: &Agent) -> BTreeSet<u32> {
-    agent.applied.values().flat_map(|service| &service.sets).map(|set| set.table.offset).collect()
+    agent
+        .applied
+        .values()
+        .flat_map(|service| &service.sets)
+        .map(|set| set.table.offset)
+        .collect()
 }
 
 #[test]
 fn services_and_ports_share_one_table() {
     let mut agent = Agent::new(ROOMY);
-    agent.change(&state([service("a", 1, &[&[1, 2, 3], &[3, 2, 1]]), service("b", 2, &[&[2, 1, 3]])])).unwrap();
+    agent
+        .change(&state([
+            service("a", 1, &[&[1, 2, 3], &[3, 2, 1]]),
+            service("b", 2, &[&[2, 1, 3]]),
+        ]))
+        .unwrap();
     assert_eq!(tables_of(&agent).len(), 1);
     agent.check();
     // One leaves; the table stays for the others, and is freed with the last.
@@ -50,7 +60,9 @@ fn k33_four_hundred_ports_share_one_table() {
     let old = compiler.compile(&service("a", 1, &before), None, &mut tables).unwrap();
     assert_eq!(tables.len(), 1);
     tables.clear();
-    let new = compiler.compile(&service("a", 1, &after), Some(&old), &mut tables).unwrap();
+    let new = compiler
+        .compile(&service("a", 1, &after), Some(&old), &mut tables)
+        .unwrap();
     assert_eq!(tables.len(), 1);
     let plan = crate::plan::Plan::between(Some(&old), Some(&new));
     assert_eq!((plan.lists.len(), plan.flip_sets.len()), (400, 400));
@@ -74,9 +86,12 @@ fn two_thousand_services_of_ten_endpoints_take_what_they_need() {
     let mut compiled = Vec::new();
     for i in 0..2_000 {
         let endpoints: Vec<u32> = (i * 10..i * 10 + 10).collect();
-        compiled.push(compiler.compile(&service(&format!("s{i}"), i, &[&endpoints]), None, &mut tables).unwrap());
+        compiled.push(
+            compiler
+                .compile(&service(&format!("s{i}"), i, &[&endpoints]), None, &mut tables)
+                .unwrap(),
+        );
     }
-    let used: Vec<(&str, u32)> = compiler.usage().into_iter().map(|(map, used, _)| (map, used)).collect();
     // Ten endpoints want 1,000 slots: the rung of 1,021, four to an element.
     let wanted = [
         (names::FRONTENDS, 2_000),
@@ -86,12 +101,14 @@ fn two_thousand_services_of_ten_endpoints_take_what_they_need() {
         (names::TABLES, 2_000 * 256),
         (names::MEMBERS, 0),
     ];
-    assert_eq!(used, wanted);
+    assert_eq!(used(&compiler), wanted);
     assert_eq!(tables.len(), 2_000);
     // One endpoint more touches its own Service: one table, one list, one word, one backend.
     tables.clear();
     let endpoints: Vec<u32> = (0..11).collect();
-    let new = compiler.compile(&service("s0", 0, &[&endpoints]), Some(&compiled[0]), &mut tables).unwrap();
+    let new = compiler
+        .compile(&service("s0", 0, &[&endpoints]), Some(&compiled[0]), &mut tables)
+        .unwrap();
     let plan = crate::plan::Plan::between(Some(&compiled[0]), Some(&new));
     assert_eq!((tables.len(), plan.size().puts, plan.size().drops), (1, 3, 0));
 }
