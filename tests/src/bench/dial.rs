@@ -35,7 +35,7 @@ pub(super) struct Times {
 ///
 /// # Errors
 /// Where one fails: none may.
-pub(super) fn block(targets: &mut impl Iterator<Item = SocketAddrV4>, count: usize, times: &mut Times) -> Result<()> {
+pub(super) fn block(targets: &mut dyn Iterator<Item = SocketAddrV4>, count: usize, times: &mut Times) -> Result<()> {
     for target in targets.take(count) {
         let client = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
         let address = SockaddrIn::from(target);

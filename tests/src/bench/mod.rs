@@ -8,6 +8,7 @@ mod dial;
 mod interrupt;
 mod place;
 mod population;
+mod program;
 mod report;
 mod stats;
 
@@ -32,7 +33,7 @@ struct Args {
     /// Write what was measured to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure these parts alone: connect
+    /// Measure these parts alone: connect, program
     #[arg(long, value_name = "PART,..", value_delimiter = ',')]
     only: Vec<String>,
 }
@@ -40,7 +41,7 @@ struct Args {
 /// A part of the bench.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 1] = [("connect", connect::measure)];
+const PARTS: [Part; 2] = [("connect", connect::measure), ("program", program::measure)];
 
 /// What all parts share.
 struct Bench {
