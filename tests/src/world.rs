@@ -6,14 +6,16 @@
 
 use std::{
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     num::NonZeroU16,
+    time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use lb_common::counter::hook;
 use lb_user::{
-    lab::{Netns, Server, link, server::Manner},
+    lab::{self, Netns, Server, link, server::Manner},
     model::{
         BackendSet, DesiredService, Frontend, FrontendKind, Member, ObjectName, Protocol, Scope, SetName, WhenEmpty,
     },
@@ -159,6 +161,9 @@ impl World {
             link::add_default_route(&world.near, "up", dial.far(2))?;
         }
         world.near.enter_current_thread()?;
+        for dial in [Dial::V4, Dial::V6] {
+            wait_for_link(dial)?;
+        }
         Ok(world)
     }
 
@@ -172,6 +177,17 @@ impl World {
     pub fn serve(&self, addresses: &[SocketAddr], manner: Manner) -> Result<Server> {
         Server::start(&self.far, addresses, manner).context("start the servers")
     }
+}
+
+/// Waits until packets come through: the kernel brings a carrier up in its own time, and drops what is sent before.
+fn wait_for_link(dial: Dial) -> Result<()> {
+    let closed = SocketAddr::new(dial.far(2), 9);
+    let answered = || match TcpStream::connect_timeout(&closed, Duration::from_millis(200)) {
+        Ok(_) => true,
+        Err(error) => error.kind() == ErrorKind::ConnectionRefused,
+    };
+    ensure!(lab::holds_within(Duration::from_secs(10), answered), "the link does not come up");
+    Ok(())
 }
 
 impl Drop for World {

@@ -13,7 +13,9 @@ use std::{
     path::Path,
 };
 
-use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd};
+use aya_obj::generated::{bpf_attach_type, bpf_cmd};
+
+use super::{bpf, zeroed};
 
 /// The cgroup hooks that Evenkeel may use, by the name of its program.
 pub const HOOKS: [(&str, bpf_attach_type); 10] = [
@@ -28,27 +30,6 @@ pub const HOOKS: [(&str, bpf_attach_type); 10] = [
     ("sock_ops", bpf_attach_type::BPF_CGROUP_SOCK_OPS),
     ("sock_release", bpf_attach_type::BPF_CGROUP_INET_SOCK_RELEASE),
 ];
-
-fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
-    // SAFETY: `attr` is a whole zero-initialised attribute union, whose pointers outlive the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command as libc::c_long,
-            std::ptr::from_mut(attr),
-            size_of::<bpf_attr>(),
-        )
-    };
-    i32::try_from(result)
-        .ok()
-        .filter(|result| *result >= 0)
-        .ok_or_else(io::Error::last_os_error)
-}
-
-fn zeroed() -> bpf_attr {
-    // SAFETY: the union is made of integers; all zero is what the kernel wants of unused fields.
-    unsafe { std::mem::zeroed() }
-}
 
 /// Opens a pinned link, map or program.
 ///
