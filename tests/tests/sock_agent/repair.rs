@@ -1,6 +1,9 @@
 //! What is lost, damaged or too much, and how it heals.
 
-use std::{fs, io::Write};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
 use aya::maps::{Array, HashMap, Map, MapData};
@@ -14,6 +17,7 @@ use lb_tests::{
     agent::{Node, must, until},
     bpf,
     objects::{cluster_ip, ready, service, slice, with},
+    runner,
 };
 use lb_user::{lab::server::Manner, view::MapDumpView};
 use serde_json::json;
@@ -26,12 +30,15 @@ pub(super) fn lost_link(node: &Node) -> Result<()> {
     let agent = node.start(&[])?;
     let link = node.pins().join("1/link-connect4");
 
+    let lost = Instant::now();
     fs::remove_file(&link)?;
     until("the removed link", || Ok(node.dial(VIP).map(drop)?))?;
+    in_time("the removed link", lost)?;
     until("the repair to be counted", || {
         let repairs = agent.status()?.sync.repairs;
         must(repairs >= 1, || format!("{repairs} repairs"))
     })?;
+    let lost = Instant::now();
     bpf::detach_pinned_link(&link)?;
     bpf::detach_pinned_link(&node.pins().join("1/link-getpeername6"))?;
     until("the detached links", || {
@@ -40,6 +47,7 @@ pub(super) fn lost_link(node: &Node) -> Result<()> {
             format!("only {attached:?} are attached")
         })
     })?;
+    in_time("the detached links", lost)?;
     node.dial(VIP)?;
     until("the repairs to be counted", || {
         let repairs = agent.status()?.sync.repairs;
@@ -49,6 +57,14 @@ pub(super) fn lost_link(node: &Node) -> Result<()> {
         })
     })?;
     agent.stop()
+}
+
+/// Links are back within five seconds of their loss; in a guest, within the patience of every wait.
+fn in_time(what: &str, lost: Instant) -> Result<()> {
+    let took = lost.elapsed();
+    must(took < Duration::from_secs(5) || runner::in_guest(), || {
+        format!("{what} took {took:?}")
+    })
 }
 
 /// A state map of the running agent, as root may open it.

@@ -1,6 +1,6 @@
 //! What an end, a restart, an upgrade and a change of mode leave as it was.
 
-use std::{fs, io::Write, net::SocketAddr};
+use std::{fs, net::SocketAddr};
 
 use anyhow::{Context, Result};
 use lb_tests::{

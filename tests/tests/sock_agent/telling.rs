@@ -1,6 +1,6 @@
 //! What the agent says of itself and of the traffic.
 
-use std::{collections::BTreeMap, io::Write, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
 use lb_tests::{
