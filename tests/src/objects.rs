@@ -7,12 +7,12 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 
 /// A Service in the namespace `default` with the given `spec`.
-pub fn service(name: &str, spec: Value) -> Value {
+pub fn service(name: &str, spec: impl Into<Value>) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name, "namespace": "default"},
-        "spec": spec,
+        "spec": spec.into(),
     })
 }
 
@@ -65,7 +65,8 @@ pub fn endpoint(address: &str, ready: bool, serving: bool, terminating: bool) ->
 
 /// Several objects in one manifest.
 pub fn documents(objects: &[Value]) -> String {
-    objects.iter().map(|object| format!("---\n{object:#}\n")).collect()
+    let texts: Vec<String> = objects.iter().map(|object| format!("---\n{object:#}\n")).collect();
+    texts.concat()
 }
 
 /// A changed copy of an object.

@@ -39,7 +39,10 @@ fn write_web(node: &Node) -> Result<()> {
     let endpoints = BACKENDS.map(ready);
     node.write(
         "web.yaml",
-        &[service("web", cluster_ip(&["10.96.0.10"])), slice("web-v4", "web", &endpoints)],
+        &[
+            service("web", cluster_ip(&["10.96.0.10"])),
+            slice("web-v4", "web", &endpoints),
+        ],
     )
 }
 
@@ -53,7 +56,11 @@ fn ends_with(node: &Node, arguments: &[&str], code: i32) -> Result<(String, Stri
     let output = node.run(arguments)?;
     let (out, err) = text(&output);
     must(output.status.code() == Some(code), || {
-        format!("evenkeel {}: {}, not {code}\n{out}{err}", arguments.join(" "), output.status)
+        format!(
+            "evenkeel {}: {}, not {code}\n{out}{err}",
+            arguments.join(" "),
+            output.status
+        )
     })?;
     Ok((out, err))
 }
@@ -79,7 +86,9 @@ fn wrong_flags(node: &Node) -> Result<()> {
     ];
     for (flags, word) in cases {
         let (code, said) = node.run_agent(&mut node.agent_command(flags))?;
-        must(code == 2 && said.contains(word), || format!("{flags:?}: {code}: {said}"))?;
+        must(code == 2 && said.contains(word), || {
+            format!("{flags:?}: {code}: {said}")
+        })?;
     }
     must(!node.pins().exists(), || "a refused start left pins".to_owned())
 }
@@ -110,16 +119,28 @@ fn lacks(node: &Node) -> Result<()> {
         let whole = code == 1 && is_sentence(&said) && words.iter().all(|word| said.contains(word));
         must(whole, || format!("{what}: {code}: {said}"))
     };
-    refused("no BPF file system", &mut node.agent_command(&["--bpffs", "/tmp"]), &["/tmp", "mount -t bpf"])?;
+    refused(
+        "no BPF file system",
+        &mut node.agent_command(&["--bpffs", "/tmp"]),
+        &["/tmp", "mount -t bpf"],
+    )?;
 
     let taken = node.netns().run(|| TcpListener::bind("127.0.0.1:9975"))??;
-    refused("a port in use", &mut node.agent_command(&[]), &["--metrics-address", "127.0.0.1:9975"])?;
+    refused(
+        "a port in use",
+        &mut node.agent_command(&[]),
+        &["--metrics-address", "127.0.0.1:9975"],
+    )?;
     drop(taken);
 
     let file = node.folder().join("no-socket");
     std::fs::write(&file, "")?;
     let path = file.display().to_string();
-    refused("no socket", &mut node.agent_command(&["--socket", &path]), &["not a socket"])?;
+    refused(
+        "no socket",
+        &mut node.agent_command(&["--socket", &path]),
+        &["not a socket"],
+    )?;
 
     // The folder of manifests is root's alone; another one is anybody's.
     let open = tempfile::Builder::new().prefix("evenkeel-test-").tempdir()?;
@@ -151,10 +172,19 @@ fn verbs(node: &Node) -> Result<()> {
     write_web(node)?;
     let agent = node.start(&[])?;
     node.dial_many(VIP, 40)?;
+    until("the connections to be judged", || {
+        let judged = agent.reuse()?.connections;
+        must(judged == 40, || format!("{judged} of 40"))
+    })?;
     // Verb, kind of its document, a word of its table, whether it lists names.
     let cases: [(&[&str], &str, &str, bool); 10] = [
         (&["status"], "Status", "balance mode", false),
-        (&["status", "--wait", "--timeout", "30"], "Status", "live, ready, healthy", false),
+        (
+            &["status", "--wait", "--timeout", "30"],
+            "Status",
+            "live, ready, healthy",
+            false,
+        ),
         (&["service", "list"], "ServiceList", "web", true),
         (&["service", "get", "web"], "Service", "10.96.0.10", true),
         (&["backend", "list"], "BackendList", "10.244.1.2", true),
@@ -167,14 +197,20 @@ fn verbs(node: &Node) -> Result<()> {
     for (verb, kind, word, named) in cases {
         let with = |form: &'static str| [verb, &["-o", form]].concat();
         let (table, _) = ends_with(node, verb, 0)?;
-        must(table.contains(word), || format!("{verb:?} does not say {word}:\n{table}"))?;
+        must(table.contains(word), || {
+            format!("{verb:?} does not say {word}:\n{table}")
+        })?;
         let (wide, _) = ends_with(node, &with("wide"), 0)?;
         must(wide.contains(word), || format!("{verb:?} does not say {word}:\n{wide}"))?;
         let (json, _) = ends_with(node, &with("json"), 0)?;
         let document: Value = serde_json::from_str(&json).with_context(|| format!("{verb:?}: {json}"))?;
-        must(document["schemaVersion"] == 1 && document["kind"] == kind, || format!("{verb:?}: {json}"))?;
+        must(document["schemaVersion"] == 1 && document["kind"] == kind, || {
+            format!("{verb:?}: {json}")
+        })?;
         let (yaml, _) = ends_with(node, &with("yaml"), 0)?;
-        must(yaml.contains("schemaVersion: 1") && yaml.contains(kind), || format!("{verb:?}: {yaml}"))?;
+        must(yaml.contains("schemaVersion: 1") && yaml.contains(kind), || {
+            format!("{verb:?}: {yaml}")
+        })?;
         let (names, _) = ends_with(node, &with("name"), if named { 0 } else { 2 })?;
         must(names.is_empty() != named, || format!("{verb:?}: {names}"))?;
     }
@@ -226,7 +262,10 @@ fn maps(node: &Node) -> Result<()> {
             code => bail!("map dump {name}: {code:?}: {out}{err}"),
         }
     }
-    must(refused.iter().all(|name| name == "EVENTS" || name == "BACKEND_INDEX"), || format!("{refused:?}"))?;
+    must(
+        refused.iter().all(|name| name == "EVENTS" || name == "BACKEND_INDEX"),
+        || format!("{refused:?}"),
+    )?;
     for (map, row) in [
         ("frontends", "10.96.0.10:80/TCP"),
         ("Backends", "10.244.1.2:8080/TCP"),
@@ -255,7 +294,10 @@ fn exit_codes(node: &Node) -> Result<()> {
     ];
     for verb in asking {
         let (out, err) = ends_with(node, verb, 3)?;
-        must(out.is_empty() && is_sentence(&err) && err.contains("agent.sock"), || format!("{verb:?}: {out}{err}"))?;
+        must(
+            out.is_empty() && is_sentence(&err) && err.contains("agent.sock"),
+            || format!("{verb:?}: {out}{err}"),
+        )?;
     }
     write_web(node)?;
     let agent = node.start(&[])?;
@@ -266,7 +308,9 @@ fn exit_codes(node: &Node) -> Result<()> {
     ];
     for verb in missing {
         let (out, err) = ends_with(node, verb, 1)?;
-        must(out.is_empty() && is_sentence(&err) && err.contains("not found"), || format!("{verb:?}: {out}{err}"))?;
+        must(out.is_empty() && is_sentence(&err) && err.contains("not found"), || {
+            format!("{verb:?}: {out}{err}")
+        })?;
     }
     let wrong: [&[&str]; 5] = [
         &["service", "get", "Not A Name"],
@@ -307,7 +351,9 @@ fn status_waits(node: &Node) -> Result<()> {
     let agent = node.launch(&[])?;
     let status = until("the waiter to end", || waiter.ended()?.context("it still waits"))?;
     let said = std::fs::read_to_string(&log)?;
-    must(status.success() && said.contains("live, ready, healthy"), || format!("{status}: {said}"))?;
+    must(status.success() && said.contains("live, ready, healthy"), || {
+        format!("{status}: {said}")
+    })?;
     agent.stop()
 }
 
@@ -322,7 +368,9 @@ fn doctor(node: &Node) -> Result<()> {
         let whole = document["schemaVersion"] == 1 && document["kind"] == "Doctor" && checks.len() >= 5;
         must(whole, || out.clone())?;
         let failed = checks.iter().any(|check| check["state"] == "fail");
-        must(output.status.code() == Some(i32::from(failed)), || format!("{}: {out}", output.status))?;
+        must(output.status.code() == Some(i32::from(failed)), || {
+            format!("{}: {out}", output.status)
+        })?;
         let table = node.run(&["doctor", "--cgroup", &cgroup])?;
         must(text(&table).0.lines().count() > checks.len(), || text(&table).0)
     };
@@ -338,16 +386,29 @@ fn doctor(node: &Node) -> Result<()> {
 fn cleanup(node: &Node) -> Result<()> {
     let _servers = node.serve(&BACKENDS, Manner::Greet)?;
     write_web(node)?;
-    let run = |flags: &[&str], code: i32| ends_with(node, &[&["cleanup", "--pin-name", node.pin_name()], flags].concat(), code);
-    must(run(&[], 0)?.0.contains("nothing to remove"), || "something was removed".to_owned())?;
+    let run = |flags: &[&str], code: i32| {
+        ends_with(
+            node,
+            &[&["cleanup", "--pin-name", node.pin_name()], flags].concat(),
+            code,
+        )
+    };
+    must(run(&[], 0)?.0.contains("nothing to remove"), || {
+        "something was removed".to_owned()
+    })?;
     let agent = node.start(&[])?;
     let (_, refused) = run(&[], 1)?;
-    must(is_sentence(&refused) && refused.contains("stop it first"), || refused.clone())?;
+    must(is_sentence(&refused) && refused.contains("stop it first"), || {
+        refused.clone()
+    })?;
     node.dial(VIP)?;
     agent.stop()?;
 
     let (planned, _) = run(&["--dry-run"], 0)?;
-    must(planned.contains("link-connect4") && planned.contains("FRONTENDS"), || planned.clone())?;
+    must(
+        planned.contains("link-connect4") && planned.contains("FRONTENDS"),
+        || planned.clone(),
+    )?;
     node.dial(VIP).context("after a dry run")?;
     let (json, _) = run(&["-o", "json"], 0)?;
     let document: Value = serde_json::from_str(&json)?;
@@ -359,7 +420,9 @@ fn cleanup(node: &Node) -> Result<()> {
         let left = bpf::attached_hooks(node.cgroup().path())?;
         must(left.is_empty(), || format!("{left:?}"))
     })?;
-    must(run(&[], 0)?.0.contains("nothing to remove"), || "something is left".to_owned())
+    must(run(&[], 0)?.0.contains("nothing to remove"), || {
+        "something is left".to_owned()
+    })
 }
 
 fn interrupted_demo(node: &Node) -> Result<()> {
@@ -368,12 +431,18 @@ fn interrupted_demo(node: &Node) -> Result<()> {
     let prefix = format!("evenkeel-demo-{}-", demo.pid());
     let cgroups = || -> Result<bool> {
         let entries = std::fs::read_dir(cgroup::hierarchy()?)?;
-        Ok(entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)))
+        Ok(entries
+            .flatten()
+            .any(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)))
     };
-    until("the demo to begin", || must(cgroups()?, || "it has no cgroup yet".to_owned()))?;
+    until("the demo to begin", || {
+        must(cgroups()?, || "it has no cgroup yet".to_owned())
+    })?;
     demo.signal(nix::sys::signal::Signal::SIGINT)?;
     let status = until("the demo's end", || demo.ended()?.context("it still plays"))?;
     let said = std::fs::read_to_string(&log)?;
-    must(status.code() == Some(130) && said.contains("Interrupted"), || format!("{status}: {said}"))?;
+    must(status.code() == Some(130) && said.contains("Interrupted"), || {
+        format!("{status}: {said}")
+    })?;
     must(!cgroups()?, || "its cgroup is left".to_owned())
 }

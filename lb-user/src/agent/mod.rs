@@ -219,6 +219,11 @@ async fn serve(config: Config) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
             bail!("another agent holds {}; stop it first, or give this one another --pin-name", pins.root().display())
         }
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => bail!(
+            "{} cannot be opened ({error}); run the agent as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON and a BPF \
+             file system that its user may write to",
+            pins.root().display()
+        ),
         Err(error) => return Err(error).with_context(|| format!("lock {}", pins.root().display())),
     };
     let socket = ControlSocket::open(&config.socket)?;

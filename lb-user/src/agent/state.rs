@@ -12,8 +12,10 @@ use crate::{
     config::Config,
     datapath::{
         attach::{AttachError, Attachments},
+        census::Census,
+        kernel::MapsError,
+        load,
         pins::Pins,
-        census::Census, kernel::MapsError, load,
     },
     metrics::{Buckets, families},
     observe::{Observation, UsableBackends},

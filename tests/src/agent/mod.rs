@@ -5,38 +5,35 @@
 //! frontends are given to the namespace's loopback device. The invariant: dropping both leaves nothing behind, and every
 //! wait has a condition and a deadline.
 
+mod process;
+
 use std::{
     collections::BTreeMap,
     env, fs,
-    io::{self, Read, Write},
+    io::{self, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
-    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
-    process::{Command, ExitStatus, Output},
+    process::{Command, Output},
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
-use lb_user::{
-    control,
-    lab::{
-        Child, ChildCgroup, Netns, Server,
-        client::{self, Attempt, Failure, Load, Way},
-        link, manifest,
-        server::Manner,
-    },
-    view::{
-        Answer, BackendView, MapDumpView, Query, ReuseView, ServiceFilter, ServiceView, StatusView, TableView,
-    },
+use lb_user::lab::{
+    Child, ChildCgroup, Netns, Server,
+    client::{self, Attempt, Failure, Load, Way},
+    link, manifest,
+    server::Manner,
 };
 use serde_json::Value;
 
 use crate::{objects, runner};
 
+pub use self::process::{Agent, Page};
+
 /// How long any condition may take: guests without hardware virtualisation are slow.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 /// The address of the node, as the agents are told.
 pub const NODE_V4: &str = "192.0.2.10";
 /// The node's IPv6 address.
@@ -178,7 +175,9 @@ impl Node {
     /// # Errors
     /// The kernel's.
     pub fn add_addresses(&self, addresses: &[&str]) -> Result<()> {
-        addresses.iter().try_for_each(|address| add_address(&self.netns, address))
+        addresses
+            .iter()
+            .try_for_each(|address| add_address(&self.netns, address))
     }
 
     /// Serves TCP port 8080 on addresses, which the namespace is given.
@@ -221,8 +220,13 @@ impl Node {
     }
 
     /// Makes one attempt inside the namespace.
+    ///
+    /// # Panics
+    /// Where the process may not enter its own namespace; it has made it.
     pub fn attempt(&self, load: &Load) -> Attempt {
-        self.netns.run(|| client::try_once(load)).expect("root may enter its own namespace")
+        self.netns
+            .run(|| client::try_once(load))
+            .expect("root may enter its own namespace")
     }
 
     /// Opens a TCP connection, which stays until it is dropped.
@@ -231,7 +235,9 @@ impl Node {
     /// The connect's.
     pub fn open(&self, target: &str) -> Result<TcpStream> {
         let target = parse(target);
-        Ok(self.netns.run(|| client::connect_tcp(target, Duration::from_secs(10)))??)
+        Ok(self
+            .netns
+            .run(|| client::connect_tcp(target, Duration::from_secs(10)))??)
     }
 
     /// The backends that answered a number of TCP connections, one after another.
@@ -300,7 +306,10 @@ impl Node {
     /// Where it does not end; it is killed then.
     pub fn run_agent(&self, command: &mut Command) -> Result<(i32, String)> {
         self.group.place(command)?;
-        let log = self.folder.path().join(format!("run-{}.log", NEXT.fetch_add(1, Ordering::Relaxed)));
+        let log = self
+            .folder
+            .path()
+            .join(format!("run-{}.log", NEXT.fetch_add(1, Ordering::Relaxed)));
         let mut process = Child::start(command, &log)?;
         let status = until("the process to end", || process.ended()?.context("it still runs"))?;
         let said = fs::read_to_string(&log)?;
@@ -324,11 +333,12 @@ impl Node {
     pub fn launch(&self, flags: &[&str]) -> Result<Agent> {
         let mut command = self.agent_command(flags);
         self.group.place(&mut command)?;
-        Ok(Agent {
-            process: Child::start(&mut command, &self.folder.path().join("agent.log"))?,
-            socket: self.socket(),
-            netns: self.netns.clone(),
-        })
+        Agent::start(
+            &mut command,
+            &self.folder.path().join("agent.log"),
+            self.socket(),
+            &self.netns,
+        )
     }
 }
 
@@ -349,245 +359,4 @@ fn add_address(netns: &Netns, address: &str) -> Result<()> {
     let address: IpAddr = address.parse()?;
     let prefix = if address.is_ipv6() { 128 } else { 32 };
     Ok(link::add_address(netns, "lo", address, prefix)?)
-}
-
-/// A running agent; dropping it kills it.
-#[derive(Debug)]
-pub struct Agent {
-    process: Child,
-    socket: PathBuf,
-    netns: Netns,
-}
-
-/// An answer over HTTP.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Page {
-    /// The status code.
-    pub status: u16,
-    /// The header lines.
-    pub head: String,
-    /// The body.
-    pub body: String,
-}
-
-impl Agent {
-    /// Waits until the agent says that it is ready.
-    ///
-    /// # Errors
-    /// Where it ends or does not become ready.
-    pub fn wait_ready(&mut self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.process.ended()? {
-                bail!("the agent ended ({status})");
-            }
-            match self.get("/readyz") {
-                Ok(page) if page.status == 200 => return Ok(()),
-                answer if Instant::now() >= deadline => bail!("the agent is not ready: {answer:?}"),
-                _ => thread::sleep(Duration::from_millis(10)),
-            }
-        }
-    }
-
-    /// Its process id.
-    pub fn pid(&self) -> u32 {
-        self.process.pid()
-    }
-
-    /// Kills it without warning.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn kill(mut self) -> Result<()> {
-        Ok(self.process.kill()?)
-    }
-
-    /// Asks it to stop (SIGTERM) and waits for its end.
-    ///
-    /// # Errors
-    /// Where it does not end.
-    pub fn terminate(mut self) -> Result<ExitStatus> {
-        let raw = i32::try_from(self.pid())?;
-        // SAFETY: the child is ours and not yet reaped, so its id is nobody else's.
-        must(unsafe { libc::kill(raw, libc::SIGTERM) } == 0, || "no signal could be sent".to_owned())?;
-        until("the agent's end", || self.process.ended()?.context("it still runs"))
-    }
-
-    /// Stops it by SIGTERM; anything but a clean exit is an error.
-    ///
-    /// # Errors
-    /// Where it does not end, or not with 0.
-    pub fn stop(self) -> Result<()> {
-        let status = self.terminate()?;
-        must(status.success(), || {
-            format!("the agent ended with {:?}, signal {:?}", status.code(), status.signal())
-        })
-    }
-
-    /// Asks a question.
-    ///
-    /// # Errors
-    /// Why there is no answer.
-    pub fn ask(&self, query: &Query) -> Result<Answer> {
-        Ok(control::ask(&self.socket, query)?)
-    }
-
-    /// How it is.
-    ///
-    /// # Errors
-    /// Why there is no answer.
-    pub fn status(&self) -> Result<StatusView> {
-        match self.ask(&Query::Status {})? {
-            Answer::Status(view) => Ok(*view),
-            other => bail!("not a status: {other:?}"),
-        }
-    }
-
-    /// All Services.
-    ///
-    /// # Errors
-    /// Why there is no answer.
-    pub fn services(&self) -> Result<Vec<ServiceView>> {
-        match self.ask(&Query::Services {
-            filter: ServiceFilter::default(),
-        })? {
-            Answer::ServiceList { items } => Ok(items),
-            other => bail!("not Services: {other:?}"),
-        }
-    }
-
-    /// One Service of the namespace `default`.
-    ///
-    /// # Errors
-    /// Why there is no answer.
-    pub fn service(&self, name: &str) -> Result<ServiceView> {
-        match self.ask(&Query::Service {
-            namespace: "default".to_owned(),
-            name: name.to_owned(),
-        })? {
-            Answer::Service(view) => Ok(*view),
-            other => bail!("not a Service: {other:?}"),
-        }
-    }
-
-    /// All backends.
-    ///
-    /// # Errors
-    /// Why there is no answer.
-    pub fn backends(&self) -> Result<Vec<BackendView>> {
-        match self.ask(&Query::Backends {
-            filter: ServiceFilter::default(),
-        })? {
-            Answer::BackendList { items } => Ok(items),
-            other => bail!("not backends: {other:?}"),
-        }
-    }
-
-    /// The tables of one Service of the namespace `default`.
-    ///
-    /// # Errors
-    /// Why there is no answer.
-    pub fn tables(&self, name: &str) -> Result<Vec<TableView>> {
-        match self.ask(&Query::Table {
-            namespace: "default".to_owned(),
-            name: name.to_owned(),
-        })? {
-            Answer::TableList { items } => Ok(items),
-            other => bail!("not tables: {other:?}"),
-        }
-    }
-
-    /// Tuple reuse of all Services.
-    ///
-    /// # Errors
-    /// Why there is no answer.
-    pub fn reuse(&self) -> Result<ReuseView> {
-        match self.ask(&Query::Reuse {
-            filter: ServiceFilter::default(),
-        })? {
-            Answer::Reuse(view) => Ok(view),
-            other => bail!("not reuse: {other:?}"),
-        }
-    }
-
-    /// A map's contents.
-    ///
-    /// # Errors
-    /// Why there is no answer.
-    pub fn dump(&self, map: &str) -> Result<MapDumpView> {
-        match self.ask(&Query::MapDump { name: map.to_owned() })? {
-            Answer::MapDump(view) => Ok(view),
-            other => bail!("not a map: {other:?}"),
-        }
-    }
-
-    /// The contents of the maps that hold the desired state, by map: equal dumps are an unchanged kernel.
-    ///
-    /// # Errors
-    /// Why there is no answer.
-    pub fn dump_state(&self) -> Result<BTreeMap<&'static str, MapDumpView>> {
-        ["FRONTENDS", "SETS", "LISTS", "TABLES", "BACKENDS", "MEMBERS"]
-            .into_iter()
-            .map(|map| Ok((map, self.dump(map)?)))
-            .collect()
-    }
-
-    /// Waits until the backends that may get connections are exactly these (addresses of port 8080), over all Services.
-    ///
-    /// # Errors
-    /// What there is instead.
-    pub fn wait_backends(&self, addresses: &[&str]) -> Result<()> {
-        let mut wanted: Vec<IpAddr> = addresses.iter().map(|text| Ok(text.parse()?)).collect::<Result<_>>()?;
-        wanted.sort();
-        until("these backends", || {
-            let mut found: Vec<IpAddr> = self
-                .backends()?
-                .iter()
-                .filter(|backend| backend.weight > 0)
-                .map(|backend| backend.addr)
-                .collect();
-            found.sort();
-            must(found == wanted, || format!("{found:?} are active, and not {wanted:?}"))
-        })
-    }
-
-    /// Fetches a page of the metrics address.
-    ///
-    /// # Errors
-    /// Where nobody answers.
-    pub fn get(&self, path: &str) -> Result<Page> {
-        let ask = || -> io::Result<String> {
-            let mut stream = TcpStream::connect_timeout(&METRICS, Duration::from_secs(2))?;
-            stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-            write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer)?;
-            Ok(answer)
-        };
-        let answer = self.netns.run(ask)??;
-        let (head, body) = answer.split_once("\r\n\r\n").context("an answer without an end of its head")?;
-        let status = head.split(' ').nth(1).context("no status")?.parse()?;
-        Ok(Page {
-            status,
-            head: head.to_owned(),
-            body: body.to_owned(),
-        })
-    }
-
-    /// Every series of a scrape with its value, by its text such as `name{label="x"}`.
-    ///
-    /// # Errors
-    /// Where the scrape fails or a line is not a sample.
-    pub fn metrics(&self) -> Result<BTreeMap<String, f64>> {
-        let page = self.get("/metrics")?;
-        must(page.status == 200, || format!("{page:?}"))?;
-        page.body
-            .lines()
-            .filter(|line| !line.is_empty() && !line.starts_with('#'))
-            .map(|line| {
-                let (series, value) = line.rsplit_once(' ').with_context(|| format!("not a sample: {line}"))?;
-                Ok((series.to_owned(), value.parse()?))
-            })
-            .collect()
-    }
 }
