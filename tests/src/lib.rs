@@ -5,6 +5,7 @@ pub mod apiserver;
 pub mod bench;
 pub mod bpf;
 pub mod datapath;
+pub mod golden;
 pub mod objects;
 pub mod runner;
 pub mod socket;

@@ -42,6 +42,11 @@ impl BackendIndex {
         Ok(this)
     }
 
+    /// Entries of the map, counted by walking it.
+    pub(super) fn len(&self) -> usize {
+        self.map.keys().flatten().count()
+    }
+
     /// Enters a backend; again is no harm.
     pub(super) fn add(&mut self, id: u32, key: FrontendKey) -> Result<(), MapsError> {
         if self.users.by_id.get(&id) == Some(&key) {

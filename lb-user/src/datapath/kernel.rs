@@ -507,6 +507,7 @@ impl Kernel {
             names::UDP_REVERSE => self.udp_reverse.keys().flatten().count(),
             names::UDP_SOCKETS => self.udp_sockets.keys().flatten().count(),
             names::OPTED_OUT => self.opted_out.keys().flatten().count(),
+            names::BACKEND_INDEX => self.index.as_ref()?.len(),
             _ => return None,
         };
         Some(count as u64)
