@@ -6,11 +6,14 @@
 mod connect;
 mod dial;
 mod interrupt;
+mod memory;
 mod place;
 mod population;
 mod program;
 mod report;
+mod selection;
 mod stats;
+mod sync;
 
 use std::{
     fs,
@@ -33,7 +36,7 @@ struct Args {
     /// Write what was measured to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure these parts alone: connect, program
+    /// Measure these parts alone: connect, program, sync, selection, memory
     #[arg(long, value_name = "PART,..", value_delimiter = ',')]
     only: Vec<String>,
 }
@@ -41,7 +44,13 @@ struct Args {
 /// A part of the bench.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 2] = [("connect", connect::measure), ("program", program::measure)];
+const PARTS: [Part; 5] = [
+    ("connect", connect::measure),
+    ("program", program::measure),
+    ("sync", sync::measure),
+    ("selection", selection::measure),
+    ("memory", memory::measure),
+];
 
 /// What all parts share.
 struct Bench {

@@ -37,7 +37,7 @@ use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
     sys::{
         signal::SigSet,
-        socket::{AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, listen, socket},
+        socket::{AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, listen, setsockopt, socket, sockopt::ReuseAddr},
     },
     unistd::Pid,
 };
@@ -68,6 +68,8 @@ impl Place {
     pub(super) fn serve(&self, port: NonZeroU16) -> Result<Acceptor> {
         let listener = self.server.run(|| -> nix::Result<OwnedFd> {
             let listener = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+            // Connections of an earlier server on the port may not have run out yet.
+            setsockopt(&listener, ReuseAddr, &true)?;
             bind(listener.as_raw_fd(), &SockaddrIn::new(0, 0, 0, 0, port.get()))?;
             listen(&listener, Backlog::new(2048)?)?;
             Ok(listener)
