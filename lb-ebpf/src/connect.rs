@@ -9,6 +9,7 @@ use crate::{
     datagram, emit, globals,
     lookup::{self, By, Chosen},
     maps::{BACKEND_STATS, LISTS, SERVICE_STATS, SOCKETS},
+    mptcp::IPPROTO_MPTCP,
 };
 use aya_ebpf::{
     bindings::BPF_NOEXIST,
@@ -26,7 +27,6 @@ use lb_common::{
     socket::{SocketState, phase},
 };
 
-const IPPROTO_MPTCP: u32 = 262;
 const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
 const ENOBUFS: i32 = 105;

@@ -14,6 +14,14 @@ static SK_ERR_OFFSET: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static SK_DST_OFFSET: Global<u32> = Global::new(0);
 
+/// Offset of `skc_cookie` in `struct sock`, in bytes; 0 where it is not known.
+#[unsafe(no_mangle)]
+static SK_COOKIE_OFFSET: Global<u32> = Global::new(0);
+
+/// Offset of `first` in `struct mptcp_sock`, in bytes; 0 where it is not known, or there is no MPTCP.
+#[unsafe(no_mangle)]
+static MPTCP_FIRST_OFFSET: Global<u32> = Global::new(0);
+
 /// True if the feature's bit is set.
 #[inline(always)]
 pub fn has(feature: u32) -> bool {
@@ -30,4 +38,16 @@ pub fn sk_err_offset() -> usize {
 #[inline(always)]
 pub fn sk_dst_offset() -> usize {
     SK_DST_OFFSET.load() as usize
+}
+
+/// Offset of `skc_cookie`, 0 if unknown.
+#[inline(always)]
+pub fn sk_cookie_offset() -> usize {
+    SK_COOKIE_OFFSET.load() as usize
+}
+
+/// Offset of the pointer to the first subflow, 0 if unknown.
+#[inline(always)]
+pub fn mptcp_first_offset() -> usize {
+    MPTCP_FIRST_OFFSET.load() as usize
 }

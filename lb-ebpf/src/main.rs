@@ -2,7 +2,7 @@
 //!
 //! Modules in reading order: [`maps`] and [`globals`] (state), [`ctx`] (reading and writing socket contexts),
 //! [`lookup`] (frontend → backend), [`connect`], [`datagram`], [`peername`] (the address hooks), [`sock_ops`] and
-//! [`release`] (the life of a connection), [`tc`] (packets), [`emit`] and [`count`] (what userspace hears).
+//! [`release`] (the life of a connection), [`mptcp`] (its two sockets), [`tc`] (packets), [`emit`] and [`count`] (what userspace hears).
 //!
 //! Observe mode loads `sock_ops`, `sock_release` and the TC programs alone; none of them stores to its context.
 
@@ -19,6 +19,7 @@ mod emit;
 mod globals;
 mod lookup;
 mod maps;
+mod mptcp;
 mod peername;
 mod release;
 mod sock_ops;

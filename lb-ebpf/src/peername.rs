@@ -4,14 +4,15 @@ use crate::{
     count::count,
     ctx::{self, Family, PASS},
     maps::SOCKETS,
+    mptcp::{self, IPPROTO_MPTCP},
 };
 use aya_ebpf::programs::SockAddrContext;
-use lb_common::counter::action;
+use lb_common::{counter::action, socket::SocketState};
 
 #[inline(always)]
 pub fn answer(ctx: &SockAddrContext, family: Family, hook: u32) -> i32 {
     let cookie = ctx::socket_cookie(ctx);
-    let Some(state) = SOCKETS.get_ptr(&cookie) else {
+    let Some(state) = SOCKETS.get_ptr(&cookie).or_else(|| of_subflow(ctx)) else {
         count(hook, action::MISS);
         return PASS;
     };
@@ -21,4 +22,15 @@ pub fn answer(ctx: &SockAddrContext, family: Family, hook: u32) -> i32 {
         count(hook, action::TRANSLATED);
     }
     PASS
+}
+
+/// The state of an MPTCP socket, which its first subflow has.
+#[inline(always)]
+fn of_subflow(ctx: &SockAddrContext) -> Option<*const SocketState> {
+    if ctx::protocol(ctx) != IPPROTO_MPTCP {
+        return None;
+    }
+    // SAFETY: the kernel's own form of this context begins with the pointer to the socket.
+    let socket = unsafe { mptcp::word(ctx.sock_addr.cast()) };
+    SOCKETS.get_ptr(&mptcp::subflow_cookie(socket as *const _))
 }

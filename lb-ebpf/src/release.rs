@@ -3,9 +3,10 @@
 use crate::{
     emit, globals,
     maps::{SOCKETS, UDP_REVERSE, UDP_SOCKETS},
+    mptcp::{self, IPPROTO_MPTCP},
 };
 use aya_ebpf::{
-    helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie, generated::bpf_probe_read_kernel},
+    helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie},
     programs::SockContext,
 };
 use lb_common::{
@@ -21,15 +22,19 @@ const AF_INET: u32 = 2;
 #[inline(always)]
 pub fn release(ctx: &SockContext) -> i32 {
     // SAFETY: the helper takes the program's context.
-    let cookie = unsafe { bpf_get_socket_cookie(ctx.sock.cast()) };
+    let mut cookie = unsafe { bpf_get_socket_cookie(ctx.sock.cast()) };
+    // SAFETY: a field of the context.
+    let protocol = unsafe { core::ptr::read_volatile(&raw const (*ctx.sock).protocol) };
+    if protocol == IPPROTO_MPTCP {
+        cookie = mptcp::subflow_cookie(ctx.sock.cast());
+    }
     if let Some(state) = SOCKETS.get_ptr_mut(&cookie) {
         // SAFETY: an element of the map that only this socket's own calls change.
         let state = unsafe { &mut *state };
         end(ctx, state);
         let _ = SOCKETS.remove(&cookie);
     }
-    // SAFETY: a field of the context.
-    if unsafe { core::ptr::read_volatile(&raw const (*ctx.sock).protocol) } == UDP as u32 {
+    if protocol == UDP as u32 {
         cut_chain(cookie);
     }
     PASS
@@ -73,16 +78,8 @@ fn found_route(ctx: &SockContext, dialled_v4: bool) -> bool {
     if offset == 0 {
         return true;
     }
-    let mut route: u64 = 0;
-    // SAFETY: the context of this program type is the `struct sock` itself; the helper checks the read.
-    let read = unsafe {
-        bpf_probe_read_kernel(
-            (&raw mut route).cast(),
-            size_of::<u64>() as u32,
-            ctx.sock.cast::<u8>().add(offset).cast(),
-        )
-    };
-    read != 0 || route != 0
+    // SAFETY: the context of this program type is the `struct sock` itself.
+    unsafe { mptcp::word(ctx.sock.cast::<u8>().add(offset).cast()) != 0 }
 }
 
 /// Removes the reverse entries of a UDP socket; the agent's sweep takes those beyond the walk.

@@ -3,7 +3,10 @@
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
-    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    os::{
+        fd::{AsFd, FromRawFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -61,7 +64,11 @@ fn main() -> ExitCode {
 }
 
 fn vip(dial: Dial) -> SocketAddr {
-    SocketAddr::new(dial.vip(10), VIP_PORT)
+    vip_number(dial, 10)
+}
+
+fn vip_number(dial: Dial, n: u8) -> SocketAddr {
+    SocketAddr::new(dial.vip(n), VIP_PORT)
 }
 
 /// A TCP Service on the VIP.
@@ -277,14 +284,7 @@ fn mptcp(dial: Dial) -> Result<()> {
     let mut dp = Datapath::start(Setup::default())?;
     let web = web(dial, &[backend]);
     dp.apply(&web)?;
-    let family = if dial == Dial::V4 { libc::AF_INET } else { libc::AF_INET6 };
-    // SAFETY: the call takes numbers.
-    let raw = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, libc::IPPROTO_MPTCP) };
-    if raw < 0 {
-        return Err(skip(format!("this kernel has no MPTCP ({})", Errno::last())));
-    }
-    // SAFETY: the kernel has just given us this descriptor.
-    let fd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(raw) };
+    let fd = mptcp_socket(dial)?;
     let dialled = dial.as_dialled(vip(dial));
     socket::dial(&fd, dialled)?;
     let mut stream = TcpStream::from(fd);
@@ -292,9 +292,33 @@ fn mptcp(dial: Dial) -> Result<()> {
     echoes(&mut stream, b"mptcp")?;
     assert_eq!(stream.peer_addr()?, dialled);
     assert_eq!(dp.count(dial.connect_hook(), action::TRANSLATED)?, 1);
-    assert_eq!(dp.service_counters(&web)?.connects, 1);
+    let counters = dp.service_counters(&web)?;
+    assert_eq!((counters.connects, counters.established, counters.closed), (1, 1, 0));
     drop(stream);
-    wait_until("the state of the MPTCP socket is gone", || dp.entries(maps::SOCKETS) == 0)
+    assert_eq!(dp.entries(maps::SOCKETS), 0, "the state of the first subflow ends with the socket");
+    assert_eq!(dp.wait_connections(1)?[0].outcome, outcome::ESTABLISHED);
+    assert_eq!(dp.service_counters(&web)?.closed, 1);
+
+    // One whose connect fails leaves nothing either.
+    let refusing = service("refusing", vip_number(dial, 11), Protocol::Tcp, &[SocketAddr::new(backend.ip(), 9)]);
+    dp.apply(&refusing)?;
+    let fd = mptcp_socket(dial)?;
+    assert_eq!(socket::dial(&fd, dial.as_dialled(vip_number(dial, 11))), Err(Errno::ECONNREFUSED));
+    drop(fd);
+    assert_eq!(dp.entries(maps::SOCKETS), 0);
+    assert_eq!(dp.wait_connections(2)?[1].outcome, outcome::REFUSED);
+    Ok(())
+}
+
+fn mptcp_socket(dial: Dial) -> Result<OwnedFd> {
+    let family = if dial == Dial::V4 { libc::AF_INET } else { libc::AF_INET6 };
+    // SAFETY: the call takes numbers.
+    let raw = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, libc::IPPROTO_MPTCP) };
+    if raw < 0 {
+        return Err(skip(format!("this kernel has no MPTCP ({})", Errno::last())));
+    }
+    // SAFETY: the kernel has just given us this descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
 fn direct(dial: Dial) -> Result<()> {
@@ -396,7 +420,7 @@ fn non_blocking(dial: Dial) -> Result<()> {
     let begun = socket::dial(&fd, dialled);
     // Over a pair of devices in one machine the answer may be there before the call returns.
     assert!(matches!(begun, Err(Errno::EINPROGRESS) | Ok(())), "{begun:?}");
-    let mut polled = [PollFd::new(std::os::fd::AsFd::as_fd(&fd), PollFlags::POLLOUT)];
+    let mut polled = [PollFd::new(fd.as_fd(), PollFlags::POLLOUT)];
     assert_eq!(poll(&mut polled, PollTimeout::from(10_000u16))?, 1);
     assert_eq!(getsockopt(&fd, SocketError)?, 0);
     // A second call asks for the first one's end: it must not choose again.

@@ -131,13 +131,17 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Offsets in the running kernel's `struct sock`, in bytes; 0 where the kernel does not tell.
+/// Offsets in the running kernel's socket structs, in bytes; 0 where the kernel does not tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SockOffsets {
-    /// `sk_err`.
+    /// `sk_err` in `struct sock`.
     pub error: u32,
-    /// `sk_dst_cache`.
+    /// `sk_dst_cache` in `struct sock`.
     pub route: u32,
+    /// `skc_cookie` in `struct sock_common`, with which `struct sock` begins.
+    pub cookie: u32,
+    /// `first` in `struct mptcp_sock`: its first subflow.
+    pub first_subflow: u32,
 }
 
 /// Reads the offsets from the running kernel's BTF; without it outcomes are told less finely.
@@ -145,18 +149,20 @@ pub fn sock_offsets() -> SockOffsets {
     let Ok(data) = std::fs::read("/sys/kernel/btf/vmlinux") else {
         return SockOffsets::default();
     };
-    let Ok(found) = structs(&data, |name| name == "sock") else {
+    let Ok(found) = structs(&data, |name| matches!(name, "sock" | "sock_common" | "mptcp_sock")) else {
         return SockOffsets::default();
     };
-    let offset = |member: &str| {
+    let offset = |name: &str, member: &str| {
         found
-            .get("sock")
+            .get(name)
             .and_then(|s| s.members.iter().find(|m| m.name == member))
             .map_or(0, |m| m.offset)
     };
     SockOffsets {
-        error: offset("sk_err"),
-        route: offset("sk_dst_cache"),
+        error: offset("sock", "sk_err"),
+        route: offset("sock", "sk_dst_cache"),
+        cookie: offset("sock_common", "skc_cookie"),
+        first_subflow: offset("mptcp_sock", "first"),
     }
 }
 

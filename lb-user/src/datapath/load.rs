@@ -177,6 +177,8 @@ pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
         .override_global(names::FEATURES, &features, true)
         .override_global(names::SK_ERR_OFFSET, &offsets.error, true)
         .override_global("SK_DST_OFFSET", &offsets.route, true)
+        .override_global("SK_COOKIE_OFFSET", &offsets.cookie, true)
+        .override_global("MPTCP_FIRST_OFFSET", &offsets.first_subflow, true)
         .override_global(aya_log::LEVEL, &options.log_level, true)
         .verifier_log_level(VerifierLogLevel::DEBUG | VerifierLogLevel::STATS)
         .map_max_entries(names::FRONTENDS, sizes.frontends)
