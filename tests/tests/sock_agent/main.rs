@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::Result;
+use aya::maps::{Array, Map, MapData};
 use lb_tests::{
     agent::{Agent, Node, must, trial, until},
     bpf,
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
             restart::changed_meanwhile,
         ),
         trial("c24_an_unreadable_folder_deletes_nothing", restart::unreadable_folder),
+        trial("c24_a_silent_source_deletes_nothing", restart::silent_source),
         trial(
             "pins_of_another_abi_are_replaced_without_a_failed_connection",
             restart::other_abi,
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         trial("damaged_contents_are_repaired", repair::damaged_contents),
         trial("observe_mode_sees_and_does_not_touch", telling::observe),
         trial("what_does_not_fit_is_reported_and_heals", repair::capacity),
+        trial("more_backends_than_fit_are_reported_and_heal", repair::backend_capacity),
         trial("readiness_follows_the_datapath", telling::readiness),
         trial("metrics_equal_the_traffic", telling::metrics),
     ])
@@ -108,4 +111,13 @@ fn only_following(node: &Node) -> Result<()> {
     must(links == ["link-sock_ops", "link-sock_release"], || {
         format!("{links:?} are pinned")
     })
+}
+
+/// A state map of the agent, as root may open it.
+fn pinned_map(node: &Node, name: &str) -> Result<MapData> {
+    Ok(MapData::from_pin(node.pins().join("1").join(name))?)
+}
+
+fn pinned_array<T: aya::Pod>(node: &Node, name: &str) -> Result<Array<MapData, T>> {
+    Ok(Map::Array(pinned_map(node, name)?).try_into()?)
 }

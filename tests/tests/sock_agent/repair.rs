@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use aya::maps::{Array, HashMap, Map, MapData};
+use aya::maps::{HashMap, Map, MapData};
 use lb_common::{
     addr::{Addr, Port},
     backend::Backend,
@@ -22,7 +22,7 @@ use lb_tests::{
 use lb_user::{lab::server::Manner, view::MapDumpView};
 use serde_json::json;
 
-use super::{BACKENDS, BACKENDS6, VIP, serve_all, write_web};
+use super::{BACKENDS, BACKENDS6, VIP, pinned_array, pinned_map, serve_all, write_web};
 
 pub(super) fn lost_link(node: &Node) -> Result<()> {
     let _servers = serve_all(node, Manner::Greet)?;
@@ -67,17 +67,8 @@ fn in_time(what: &str, lost: Instant) -> Result<()> {
     })
 }
 
-/// A state map of the running agent, as root may open it.
-fn pinned(node: &Node, name: &str) -> Result<MapData> {
-    Ok(MapData::from_pin(node.pins().join("1").join(name))?)
-}
-
-fn array<T: aya::Pod>(node: &Node, name: &str) -> Result<Array<MapData, T>> {
-    Ok(Map::Array(pinned(node, name)?).try_into()?)
-}
-
 fn frontends(node: &Node) -> Result<HashMap<MapData, FrontendKey, Frontend>> {
-    Ok(Map::HashMap(pinned(node, "FRONTENDS")?).try_into()?)
+    Ok(Map::HashMap(pinned_map(node, "FRONTENDS")?).try_into()?)
 }
 
 type Damage<'d> = Box<dyn Fn() -> Result<()> + 'd>;
@@ -99,9 +90,9 @@ pub(super) fn damaged_contents(node: &Node) -> Result<()> {
         lb_common::abi::TCP,
     );
     let own = frontends(node)?.get(&key, 0)?;
-    let word = SetWord(array::<u64>(node, "SETS")?.get(&own.set_id, 0)?);
-    let header = array::<ListEntry>(node, "LISTS")?.get(&word.offset(), 0)?;
-    let first = array::<ListEntry>(node, "LISTS")?.get(&(word.offset() + 1), 0)?;
+    let word = SetWord(pinned_array::<u64>(node, "SETS")?.get(&own.set_id, 0)?);
+    let header = pinned_array::<ListEntry>(node, "LISTS")?.get(&word.offset(), 0)?;
+    let first = pinned_array::<ListEntry>(node, "LISTS")?.get(&(word.offset() + 1), 0)?;
 
     let damages: Vec<(&str, Damage<'_>)> = vec![
         ("a deleted frontend", Box::new(|| Ok(frontends(node)?.remove(&key)?))),
@@ -121,13 +112,13 @@ pub(super) fn damaged_contents(node: &Node) -> Result<()> {
         ),
         (
             "a set without members",
-            Box::new(|| Ok(array::<u64>(node, "SETS")?.set(own.set_id, 0, 0)?)),
+            Box::new(|| Ok(pinned_array::<u64>(node, "SETS")?.set(own.set_id, 0, 0)?)),
         ),
         (
             "a set that points elsewhere",
             Box::new(|| {
                 let wrong = SetWord::new(word.offset() + 1, word.count(), word.generation());
-                Ok(array::<u64>(node, "SETS")?.set(own.set_id, wrong.0, 0)?)
+                Ok(pinned_array::<u64>(node, "SETS")?.set(own.set_id, wrong.0, 0)?)
             }),
         ),
         (
@@ -137,24 +128,24 @@ pub(super) fn damaged_contents(node: &Node) -> Result<()> {
                     b: header.b + 1,
                     ..header
                 };
-                Ok(array::<ListEntry>(node, "LISTS")?.set(word.offset(), wrong, 0)?)
+                Ok(pinned_array::<ListEntry>(node, "LISTS")?.set(word.offset(), wrong, 0)?)
             }),
         ),
         (
             "a list with a wrong member",
             Box::new(|| {
                 let wrong = ListEntry { a: 99, ..first };
-                Ok(array::<ListEntry>(node, "LISTS")?.set(word.offset() + 1, wrong, 0)?)
+                Ok(pinned_array::<ListEntry>(node, "LISTS")?.set(word.offset() + 1, wrong, 0)?)
             }),
         ),
         (
             "a wrong table",
-            Box::new(|| Ok(array::<u64>(node, "TABLES")?.set(header.a, u64::MAX, 0)?)),
+            Box::new(|| Ok(pinned_array::<u64>(node, "TABLES")?.set(header.a, u64::MAX, 0)?)),
         ),
         (
             "a backend elsewhere",
             Box::new(|| {
-                let mut backends = array::<Backend>(node, "BACKENDS")?;
+                let mut backends = pinned_array::<Backend>(node, "BACKENDS")?;
                 let wrong = Backend {
                     port: Port::new(1),
                     ..backends.get(&first.a, 0)?
@@ -164,7 +155,7 @@ pub(super) fn damaged_contents(node: &Node) -> Result<()> {
         ),
         (
             "a vacant backend",
-            Box::new(|| Ok(array::<Backend>(node, "BACKENDS")?.set(first.a, Backend::default(), 0)?)),
+            Box::new(|| Ok(pinned_array::<Backend>(node, "BACKENDS")?.set(first.a, Backend::default(), 0)?)),
         ),
     ];
     let mut repairs = agent.status()?.sync.repairs;
@@ -282,5 +273,38 @@ pub(super) fn capacity(node: &Node) -> Result<()> {
         })
     })?;
     node.dial("10.96.1.1:80")?;
+    agent.stop()
+}
+
+pub(super) fn backend_capacity(node: &Node) -> Result<()> {
+    let _servers = serve_all(node, Manner::Greet)?;
+    let small = service("small", cluster_ip(&["10.96.1.1"]));
+    node.write(
+        "small.yaml",
+        &[small, slice("small-v4", "small", &[ready(BACKENDS[0])])],
+    )?;
+    // Id 0 is nobody's, and one backend is the self-probe's: two are left.
+    let agent = node.start(&["--max-backends", "4"])?;
+    node.dial("10.96.1.1:80")?;
+    let large = service("large", cluster_ip(&["10.96.1.2"]));
+    let all = BACKENDS.map(ready);
+    node.write("large.yaml", &[large.clone(), slice("large-v4", "large", &all)])?;
+    until("the Service that does not fit to be told", || {
+        let error = agent.status()?.sync.last_error;
+        let told = error
+            .as_deref()
+            .is_some_and(|error| error.contains("default/large") && error.contains("--max-backends"));
+        must(told, || format!("{error:?}"))
+    })?;
+    must(node.dial("10.96.1.2:80").is_err(), || "it is served".to_owned())?;
+    node.dial("10.96.1.1:80")?;
+    node.write("large.yaml", &[large, slice("large-v4", "large", &all[..1])])?;
+    until("what fits to be served", || Ok(node.dial("10.96.1.2:80").map(drop)?))?;
+    until("no error", || {
+        let sync = agent.status()?.sync;
+        must(sync.last_error.is_none() && sync.pending_since.is_none(), || {
+            format!("{sync:?}")
+        })
+    })?;
     agent.stop()
 }

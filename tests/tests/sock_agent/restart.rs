@@ -3,6 +3,7 @@
 use std::{fs, net::SocketAddr};
 
 use anyhow::{Context, Result};
+use lb_common::set::{ListEntry, SetWord};
 use lb_tests::{
     agent::{Agent, Node, PATIENCE, must, until},
     bpf,
@@ -17,7 +18,9 @@ use lb_user::{
     view::{MapDumpView, Mode},
 };
 
-use super::{BACKENDS, BACKENDS6, VIP, VIP6, echo, only_following, serve_all, started, write_endpoints, write_web};
+use super::{
+    BACKENDS, BACKENDS6, VIP, VIP6, echo, only_following, pinned_array, serve_all, started, write_endpoints, write_web,
+};
 
 pub(super) fn kill(node: &Node) -> Result<()> {
     let _staying = node.serve(&["10.244.2.1"], Manner::Stay)?;
@@ -75,9 +78,28 @@ pub(super) fn kill(node: &Node) -> Result<()> {
     must(count == attempts.len() as u64, || {
         format!("{count} connections are counted, and {} were made", attempts.len())
     })?;
+    let in_lists = started_in_lists(node, &agent)?;
+    must(in_lists == attempts.len() as u64, || {
+        format!("the lists count {in_lists} starts of {}", attempts.len())
+    })?;
     let now = self::ids(&agent)?;
     must(ids == now, || format!("ids changed: {ids:?} {now:?}"))?;
     agent.stop()
+}
+
+/// Connections started by the members of the IPv4 set of `web`, as its list in the kernel counts them.
+fn started_in_lists(node: &Node, agent: &Agent) -> Result<u64> {
+    let tables = agent.tables("web")?;
+    let table = tables
+        .iter()
+        .find(|table| table.set.contains("IPv4"))
+        .context("no set of IPv4")?;
+    let word = SetWord(pinned_array::<u64>(node, "SETS")?.get(&table.set_id, 0)?);
+    let lists = pinned_array::<ListEntry>(node, "LISTS")?;
+    let members = 1..=u32::from(word.count());
+    members
+        .map(|member| Ok(lists.get(&(word.offset() + member), 0)?.c))
+        .sum()
 }
 
 /// The ids that people's Services have in the kernel: all but the self-probe's.
@@ -262,13 +284,51 @@ pub(super) fn unreadable_folder(node: &Node) -> Result<()> {
         "the kernel's state changed".to_owned()
     })?;
 
-    // A link that dangles at the start is such a folder as well: the kernel's state stands until it can be read.
+    agent.stop()
+}
+
+/// A source that says nothing at the start: the agent is not ready, and what the kernel holds goes on being served.
+pub(super) fn silent_source(node: &Node) -> Result<()> {
+    let _servers = serve_all(node, Manner::Greet)?;
+    write_web(node, &BACKENDS)?;
+    let agent = node.start(&[])?;
+    let before = agent.dump_state()?;
     agent.kill()?;
-    let through = node.folder().join("through");
-    std::os::unix::fs::symlink(&place, &through)?;
-    let source = format!("dir:{}", through.display());
-    let agent = node.start(&["--source", &source])?;
+
+    // Nobody listens on this port of the namespace.
+    let agent = node.launch(&["--source", "kube", "--kube-url", "http://127.0.0.1:9"])?;
+    let page = until("the unready agent to answer", || {
+        let page = agent.get("/readyz")?;
+        let told = agent.status()?.source.last_error.is_some();
+        must(told, || "the source's error is not told".to_owned())?;
+        Ok(page)
+    })?;
+    must(
+        page.status == 503 && page.body.contains("first synchronisation"),
+        || format!("{page:?}"),
+    )?;
+    let status = agent.status()?;
+    must(
+        !status.source.synced && !status.health.ready && status.health.live,
+        || format!("{status:?}"),
+    )?;
+    must(node.run(&["status"])?.status.code() == Some(1), || {
+        "`status` found nothing wrong".to_owned()
+    })?;
+    for target in [VIP, VIP6] {
+        node.dial_many(target, 20)?;
+    }
+    must(agent.dump_state()? == before, || {
+        "the kernel's state changed".to_owned()
+    })?;
+    agent.stop()?;
+
     node.dial(VIP)?;
+    let agent = node.start(&[])?;
+    let connects = started(&agent)?;
+    must(connects == 41, || {
+        format!("{connects} connections are counted; 41 were made")
+    })?;
     agent.stop()
 }
 

@@ -193,10 +193,13 @@ pub(super) fn duplicates(node: &Node) -> Result<()> {
     agent.stop()
 }
 
+/// Whether an endpoint is ready, serving and terminating.
+type Conditions = (bool, bool, bool);
+
 pub(super) fn terminating(node: &Node) -> Result<()> {
     let _servers = serve_all(node)?;
     node.write("web.yaml", &[service("web", cluster_ip(&VIPS))])?;
-    let steps: [(&str, [(bool, bool, bool); 3], &[usize]); 4] = [
+    let steps: [(&str, [Conditions; 3], &[usize]); 4] = [
         (
             "a ready one wins",
             [(true, true, false), (false, true, true), (false, false, true)],
