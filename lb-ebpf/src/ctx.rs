@@ -15,6 +15,8 @@ pub enum Family {
     V6,
 }
 
+const TCP_ESTABLISHED: u32 = 1;
+
 /// Verdict of a hook: go on.
 pub const PASS: i32 = 1;
 /// Verdict of a hook: fail with what `bpf_set_retval` said.
@@ -98,6 +100,24 @@ pub fn netns_cookie(ctx: &SockAddrContext) -> u64 {
 pub fn now() -> u64 {
     // SAFETY: the helper takes nothing.
     unsafe { bpf_ktime_get_ns() }
+}
+
+/// The socket's state as the kernel has it (`sk_state`); 0 without a socket.
+#[inline(always)]
+fn socket_state(ctx: &SockAddrContext) -> u32 {
+    // SAFETY: the union's only other member is the same eight bytes.
+    let sk = unsafe { (*ctx.sock_addr.cast::<bpf_sock_addr>()).__bindgen_anon_1.sk };
+    if sk.is_null() {
+        return 0;
+    }
+    // SAFETY: a socket of the context, checked for null above.
+    unsafe { core::ptr::read_volatile(&raw const (*sk).state) }
+}
+
+/// True for a connected UDP socket: the kernel calls it established.
+#[inline(always)]
+pub fn is_connected(ctx: &SockAddrContext) -> bool {
+    socket_state(ctx) == TCP_ESTABLISHED
 }
 
 /// True if the socket has remembered a destination address: whether a connect got past its route lookup.

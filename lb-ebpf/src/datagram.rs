@@ -31,7 +31,9 @@ pub fn send(ctx: &SockAddrContext, family: Family, hook: u32) -> i32 {
     let (vip, vip_port) = ctx::address(ctx, family);
     let Some(frontend) = lookup::frontend(vip, vip_port, UDP) else {
         count(hook, action::MISS);
-        if globals::has(feature::STATE) {
+        // A connected socket hears its peer alone, whose answers stay translated. It comes here with its backend's
+        // address: a send on a connected socket with an IPv4-mapped peer runs this hook as if it had named the peer.
+        if globals::has(feature::STATE) && !ctx::is_connected(ctx) {
             forget(ctx::socket_cookie(ctx), vip, vip_port);
         }
         return PASS;

@@ -68,12 +68,14 @@ pub fn connection(hook: u32, netns_cookie: u64, state: &mut SocketState, result:
         }
     }
     let end_ns = ctx::now();
+    // A dial that sent no SYN has no time of its own but its end.
+    let start_ns = if state.start_ns == 0 { end_ns } else { state.start_ns };
     record::<ConnRecord>(hook, |record| {
         // SAFETY: the ring buffer's reservation of the record's size, aligned to eight bytes.
         unsafe {
             (*record).kind = kind::CONNECTION;
             (*record).errno = errno;
-            (*record).start_ns = state.start_ns;
+            (*record).start_ns = start_ns;
             (*record).established_ns = state.established_ns;
             (*record).end_ns = end_ns;
             (*record).netns_cookie = netns_cookie;

@@ -43,7 +43,7 @@ fn end(ctx: &SockContext, state: &mut SocketState) {
         phase::SYN_SENT => outcome::ABANDONED,
         // No SYN ever left. `connect` fails with EADDRNOTAVAIL after its route lookup, and with ENETUNREACH in it.
         phase::DIALLED if state.proto == TCP => {
-            if found_route(ctx) {
+            if found_route(ctx, state.vip.is_v4()) {
                 outcome::NO_LOCAL_PORT
             } else {
                 outcome::UNREACHABLE
@@ -61,10 +61,11 @@ fn end(ctx: &SockContext, state: &mut SocketState) {
 /// True if the failed connect had found its route: IPv4 stores the destination once it has one, IPv6 stores the
 /// destination before, but the route itself (`sk_dst_cache`) before it looks for a port.
 #[inline(always)]
-fn found_route(ctx: &SockContext) -> bool {
+fn found_route(ctx: &SockContext, dialled_v4: bool) -> bool {
     // SAFETY: fields of the context.
     unsafe {
-        if core::ptr::read_volatile(&raw const (*ctx.sock).family) == AF_INET {
+        // An IPv6 socket that dials an IPv4-mapped address connects as an IPv4 one does.
+        if dialled_v4 || core::ptr::read_volatile(&raw const (*ctx.sock).family) == AF_INET {
             return core::ptr::read_volatile(&raw const (*ctx.sock).dst_ip4) != 0;
         }
     }

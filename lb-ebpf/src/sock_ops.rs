@@ -79,6 +79,7 @@ fn dialling(ops: *mut bpf_sock_ops) {
     }
     state.client = local(ops);
     state.client_port = Port::new(read!(ops, local_port) as u16);
+    state.start_ns = ctx::now();
     state.phase = phase::SYN_SENT;
     // Other programs' flags stay.
     let flags = read!(ops, bpf_sock_ops_cb_flags) | BPF_SOCK_OPS_STATE_CB_FLAG;
@@ -99,7 +100,7 @@ fn discover(ops: *mut bpf_sock_ops) -> bool {
     let state = SocketState {
         vip,
         client: Addr::ZERO,
-        start_ns: ctx::now(),
+        start_ns: 0,
         established_ns: 0,
         service_id,
         backend_id: 0,

@@ -169,9 +169,9 @@ impl Plan {
                 }
                 self.flip_sets.insert(set.set_id, set.word);
             }
-            let known: HashSet<Membership> = before.into_iter().flat_map(memberships).collect();
+            let known: HashSet<Membership> = before.into_iter().flat_map(CompiledSet::memberships).collect();
             self.put_memberships
-                .extend(memberships(set).filter(|m| !known.contains(m)));
+                .extend(set.memberships().filter(|m| !known.contains(m)));
         }
         for (key, value) in &new.frontends {
             let known = old.and_then(|old| find(&old.frontends, key));
@@ -192,9 +192,9 @@ impl Plan {
             if after.is_none() {
                 self.drop_sets.insert(set.set_id);
             }
-            let kept: HashSet<Membership> = after.into_iter().flat_map(memberships).collect();
+            let kept: HashSet<Membership> = after.into_iter().flat_map(CompiledSet::memberships).collect();
             self.drop_memberships
-                .extend(memberships(set).filter(|m| !kept.contains(m)));
+                .extend(set.memberships().filter(|m| !kept.contains(m)));
         }
         let kept: HashSet<u32> = new
             .map(|new| new.backends.iter().map(|(id, _)| *id).collect())
@@ -216,8 +216,7 @@ impl Plan {
         let mut sets = HashSet::new();
         let mut frontends = HashSet::new();
         let mut memberships_wanted = HashSet::new();
-        let mut services_known: HashSet<u32> =
-            contents.frontends.values().map(|f| f.service_id).collect();
+        let mut services_known: HashSet<u32> = contents.frontends.values().map(|f| f.service_id).collect();
         services_known.extend(contents.backends.values().map(|b| b.service_id));
         for service in services {
             if !services_known.contains(&service.service_id) {
@@ -229,9 +228,8 @@ impl Plan {
                     Some(held) if held == backend => {}
                     held => {
                         plan.put_backends.insert(*id, *backend);
-                        if held.is_none_or(|h| {
-                            (h.addr, h.port, h.proto) != (backend.addr, backend.port, backend.proto)
-                        }) {
+                        if held.is_none_or(|h| (h.addr, h.port, h.proto) != (backend.addr, backend.port, backend.proto))
+                        {
                             plan.fresh_backends.insert(*id);
                         }
                     }
@@ -260,7 +258,7 @@ impl Plan {
                 if held_word != set.word {
                     plan.flip_sets.insert(set.set_id, set.word);
                 }
-                for membership in memberships(set) {
+                for membership in set.memberships() {
                     memberships_wanted.insert(membership);
                     if !contents.memberships.contains(&membership) {
                         plan.put_memberships.insert(membership);
@@ -280,12 +278,7 @@ impl Plan {
             .filter(|k| !frontends.contains(*k))
             .copied()
             .collect();
-        plan.drop_sets = contents
-            .sets
-            .keys()
-            .filter(|id| !sets.contains(*id))
-            .copied()
-            .collect();
+        plan.drop_sets = contents.sets.keys().filter(|id| !sets.contains(*id)).copied().collect();
         plan.drop_memberships = contents
             .memberships
             .iter()
@@ -315,8 +308,7 @@ impl Plan {
         self.drop_sets.extend(other.drop_sets);
         self.drop_memberships.extend(other.drop_memberships);
         self.drop_backends.extend(other.drop_backends);
-        self.drop_frontends
-            .retain(|key| !self.put_frontends.contains_key(key));
+        self.drop_frontends.retain(|key| !self.put_frontends.contains_key(key));
     }
 }
 
@@ -334,18 +326,6 @@ fn list_write(set: &CompiledSet) -> ListWrite {
         slots: set.table.slots,
         members: set.members.clone(),
     }
-}
-
-/// The memberships of a set with affinity: its members that may get new flows.
-pub fn memberships(set: &CompiledSet) -> impl Iterator<Item = Membership> {
-    let set_id = set.set_id;
-    set.members
-        .iter()
-        .filter(|(_, weight)| set.affinity && *weight > 0)
-        .map(move |(backend_id, _)| Membership {
-            set_id,
-            backend_id: *backend_id,
-        })
 }
 
 #[cfg(test)]

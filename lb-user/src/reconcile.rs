@@ -4,23 +4,26 @@
 //! compared with what the kernel is believed to hold. Errors stay here: a Service that cannot be applied keeps its old
 //! state, is reported and tried again. Nothing is written before every kind has synced (C24).
 
+mod owners;
+
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
-use lb_common::backend::state;
+use lb_common::{backend::state, frontend::FrontendKey};
 
+use self::owners::Owners;
 use crate::{
-    compile::{Compiled, Compiler, Contents, TableWrite, table_hash},
+    compile::{Compiled, CompiledSet, Compiler, Contents, TableWrite, slots_of, table_hash},
     datapath::{
         kernel::{Kernel, MapsError},
         maps::Maps,
     },
     desired::Desired,
     model::{DesiredService, ObjectName, Update},
-    observe::UsableBackends,
+    observe::{Directory, UsableBackends},
     plan::Plan,
 };
 
@@ -64,6 +67,7 @@ pub struct Reconciler<M = Kernel> {
     /// What the kernel is believed to hold.
     applied: HashMap<ObjectName, Compiled>,
     by_id: HashMap<u32, ObjectName>,
+    owners: Owners,
     kernel: M,
     /// Services to look at, and since when.
     dirty: BTreeMap<ObjectName, Instant>,
@@ -73,6 +77,8 @@ pub struct Reconciler<M = Kernel> {
     /// Services of the agent's own, beside those that are wanted from outside.
     own: BTreeMap<ObjectName, DesiredService>,
     usable: Arc<UsableBackends>,
+    /// Kept while interfaces are observed.
+    directory: Option<Arc<Directory>>,
     epoch: Instant,
 }
 
@@ -89,12 +95,14 @@ impl<M: Maps> Reconciler<M> {
             compiler: Compiler::restore(kernel.capacity(), &contents),
             applied: HashMap::new(),
             by_id: HashMap::new(),
+            owners: Owners::default(),
             kernel,
             dirty: BTreeMap::new(),
             found: Some(contents),
             sync: SyncState::default(),
             own: BTreeMap::new(),
             usable: Arc::new(UsableBackends::new(kernel_backends)),
+            directory: None,
             epoch: Instant::now(),
         })
     }
@@ -137,7 +145,7 @@ impl<M: Maps> Reconciler<M> {
             None => self.incremental(),
         };
         self.sync.last_duration = Some(started.elapsed());
-        if self.sync.errors.is_empty() {
+        if self.sync.errors.is_empty() && self.is_synced() {
             self.sync.last_applied = Some(SystemTime::now());
             self.sync.pending_since = None;
         }
@@ -147,18 +155,25 @@ impl<M: Maps> Reconciler<M> {
     /// The first full comparison: what the kernel holds against what everybody wants.
     fn first(&mut self, found: Contents) -> Flushed {
         let mut tables = Vec::new();
+        let mut refused: Vec<DesiredService> = Vec::new();
         let mut names: Vec<ObjectName> = self.desired.names().chain(self.own.keys()).cloned().collect();
         names.sort();
         for name in names {
-            let Some(desired) = self.desired_service(&name) else { continue };
+            let Some(desired) = self.desired_service(&name) else {
+                continue;
+            };
             match self.compiler.compile(&desired, None, &mut tables) {
                 Ok(compiled) => {
-                    self.by_id.insert(compiled.service_id, name.clone());
+                    self.sync.errors.remove(&name);
                     self.applied.insert(name, compiled);
                 }
-                Err(full) => self.fail(&name, full.to_string()),
+                Err(full) => {
+                    self.fail(&name, full.to_string());
+                    refused.push(desired);
+                }
             }
         }
+        self.keep_as_found(&refused, &found);
         let mut broken = Vec::new();
         let mut plan = Plan::against(&found, self.applied.values(), &mut broken);
         plan.tables = tables;
@@ -172,16 +187,19 @@ impl<M: Maps> Reconciler<M> {
             // Nobody knows how far it came: everything is looked at again.
             self.sync.failures += 1;
             tracing::error!(%error, "the first synchronisation failed; it is tried again");
-            if let Ok(found) = self.kernel.dump() {
-                self.found = Some(found);
-                self.restart_compiler();
-            }
+            let found = self.kernel.dump().unwrap_or(found);
+            self.compiler = Compiler::restore(self.kernel.capacity(), &found);
+            self.applied.clear();
+            self.found = Some(found);
             return Flushed::default();
         }
         let now = self.now_ms();
         self.compiler.forget_restored(now);
-        for service in self.applied.values() {
-            self.mark_usable(service, true);
+        self.owners.clear();
+        for (name, service) in &self.applied {
+            self.by_id.insert(service.service_id, name.clone());
+            self.owners.exchange(None, Some(service));
+            self.tell_observers(service, true);
         }
         self.settle_all();
         Flushed {
@@ -191,11 +209,20 @@ impl<M: Maps> Reconciler<M> {
         }
     }
 
-    fn restart_compiler(&mut self) {
-        if let Some(found) = &self.found {
-            self.compiler = Compiler::restore(self.kernel.capacity(), found);
-            self.applied.clear();
-            self.by_id.clear();
+    /// What does not fit keeps what the kernel holds of it.
+    fn keep_as_found(&mut self, refused: &[DesiredService], found: &Contents) {
+        if refused.is_empty() {
+            return;
+        }
+        let elsewhere: HashSet<FrontendKey> = self
+            .applied
+            .values()
+            .flat_map(|service| service.frontends.iter().map(|(key, _)| *key))
+            .collect();
+        for desired in refused {
+            if let Some(old) = self.compiler.as_found(desired, found, &elsewhere) {
+                self.applied.insert(desired.name.clone(), old);
+            }
         }
     }
 
@@ -236,10 +263,11 @@ impl<M: Maps> Reconciler<M> {
             puts: size.puts,
             drops: size.drops,
         };
+        let mut taken = Vec::new();
         match self.kernel.apply(&merged) {
             Ok(()) => {
                 for (name, since, new) in changes {
-                    self.accept(name, since, new);
+                    taken.extend(self.accept(name, since, new));
                 }
             }
             Err(error) if changes.len() == 1 => {
@@ -250,20 +278,27 @@ impl<M: Maps> Reconciler<M> {
                 flushed.services = 0;
             }
             Err(_) => {
-                // One of them does not fit. The tables are written already; each Service is tried alone.
+                // One of them does not fit. The tables are written first; then each Service is tried alone.
                 let tables = Plan {
                     tables: merged.tables,
                     ..Plan::default()
                 };
-                let written = self.kernel.apply(&tables);
+                let written = self.kernel.apply(&tables).map_err(|error| error.to_string());
+                // Who takes a frontend over comes before who lets it go, so that it is never away.
+                changes.sort_by_cached_key(|(name, _, new)| {
+                    let plan = Plan::between(self.applied.get(name), new.as_ref());
+                    !new.as_ref().is_some_and(|new| self.owners.gains(&plan, new.service_id))
+                });
                 for (name, since, new) in changes {
-                    let plan = Plan::between(self.applied.get(&name), new.as_ref());
-                    let result = match &written {
-                        Ok(()) => self.kernel.apply(&plan).map_err(|error| error.to_string()),
-                        Err(error) => Err(error.to_string()),
-                    };
+                    let mut plan = Plan::between(self.applied.get(&name), new.as_ref());
+                    if let Some(old) = self.applied.get(&name) {
+                        self.owners.spare(&mut plan, old.service_id);
+                    }
+                    let result = written
+                        .clone()
+                        .and_then(|()| self.kernel.apply(&plan).map_err(|e| e.to_string()));
                     match result {
-                        Ok(()) => self.accept(name, since, new),
+                        Ok(()) => taken.extend(self.accept(name, since, new)),
                         Err(error) => {
                             self.refuse(&name, new, &error);
                             self.dirty.insert(name, since);
@@ -273,24 +308,40 @@ impl<M: Maps> Reconciler<M> {
                 }
             }
         }
+        self.cede(taken);
         flushed
     }
 
-    fn accept(&mut self, name: ObjectName, since: Instant, new: Option<Compiled>) {
+    /// Notes that a Service is in the kernel as `new`. Returns the frontends that it took from others.
+    fn accept(&mut self, name: ObjectName, since: Instant, new: Option<Compiled>) -> Vec<(FrontendKey, u32)> {
         let now = self.now_ms();
         let old = self.applied.remove(&name);
+        let taken = self.owners.exchange(old.as_ref(), new.as_ref());
         if let Some(old) = &old {
             self.compiler.retire(old, new.as_ref(), now);
             self.by_id.remove(&old.service_id);
-            self.mark_usable(old, false);
-        }
-        if let Some(new) = new {
-            self.mark_usable(&new, true);
-            self.by_id.insert(new.service_id, name.clone());
-            self.applied.insert(name.clone(), new);
+            self.tell_observers(old, false);
         }
         self.sync.errors.remove(&name);
         self.sync.latencies.push(since.elapsed());
+        if let Some(new) = new {
+            self.tell_observers(&new, true);
+            self.by_id.insert(new.service_id, name.clone());
+            self.applied.insert(name, new);
+        }
+        taken
+    }
+
+    /// Takes frontends from Services that could not let them go in the same step: others have them now.
+    fn cede(&mut self, taken: Vec<(FrontendKey, u32)>) {
+        for (key, loser) in taken {
+            let Some(name) = self.by_id.get(&loser) else { continue };
+            if let Some(service) = self.applied.get_mut(name)
+                && self.owners.is_elsewhere(&key, loser)
+            {
+                self.compiler.cede(service, &key);
+            }
+        }
     }
 
     /// The kernel refused: what was compiled is given back, and the old state is written again where it was touched.
@@ -298,7 +349,19 @@ impl<M: Maps> Reconciler<M> {
         let now = self.now_ms();
         if let Some(new) = &new {
             let old = self.applied.get(name);
-            let back = Plan::between(Some(new), old);
+            let mut back = Plan::between(Some(new), old);
+            // The old lists are whole, since their room has not been freed; and the old ids count on.
+            back.lists.clear();
+            back.fresh_backends.clear();
+            back.fresh_services.clear();
+            self.owners.give_back(&mut back, new.service_id, |owner, key| {
+                let service = self.applied.get(self.by_id.get(&owner)?)?;
+                service
+                    .frontends
+                    .iter()
+                    .find(|(k, _)| k == key)
+                    .map(|(_, value)| *value)
+            });
             if let Err(error) = self.kernel.apply(&back) {
                 tracing::warn!(service = %name, %error, "the old state could not be written back; the next check repairs it");
             }
@@ -338,35 +401,42 @@ impl<M: Maps> Reconciler<M> {
         if wrong > 0 {
             self.kernel.apply(&plan)?;
             self.sync.repairs += wrong as u64;
-            tracing::warn!(puts = size.puts, drops = size.drops, "the kernel's maps differed from what was applied; repaired");
+            tracing::warn!(
+                puts = size.puts,
+                drops = size.drops,
+                "the kernel's maps differed from what was applied; repaired"
+            );
         }
         Ok(wrong)
     }
 
     /// Builds the tables of sets again; those at an offset in `but` are already at hand.
-    fn rebuild(&self, sets: &[&crate::compile::CompiledSet], but: &[TableWrite]) -> Vec<TableWrite> {
+    fn rebuild(&self, sets: &[&CompiledSet], but: &[TableWrite]) -> Vec<TableWrite> {
         let mut done: BTreeSet<u32> = but.iter().map(|t| t.offset).collect();
-        let mut tables = Vec::new();
+        let mut wrong: HashSet<u32> = HashSet::new();
         for set in sets {
-            if !done.insert(set.table.offset) {
-                continue;
-            }
-            let held = self.kernel.table(set.table.offset, set.table.slots);
-            if held.is_ok_and(|slots| table_hash(slots) == set.table.content) {
-                continue;
-            }
-            let owner = self
-                .applied
-                .values()
-                .find(|service| service.sets.iter().any(|s| s.set_id == set.set_id));
-            if let Some(slots) = owner.and_then(|service| crate::compile::slots_of(service, set)) {
-                tables.push(TableWrite {
-                    offset: set.table.offset,
-                    slots,
-                });
+            if done.insert(set.table.offset) {
+                let held = self.kernel.table(set.table.offset, set.table.slots);
+                if !held.is_ok_and(|slots| table_hash(slots) == set.table.content) {
+                    wrong.insert(set.set_id);
+                }
             }
         }
-        tables
+        if wrong.is_empty() {
+            return Vec::new();
+        }
+        let all = self
+            .applied
+            .values()
+            .flat_map(|service| service.sets.iter().map(move |set| (service, set)));
+        all.filter(|(_, set)| wrong.contains(&set.set_id))
+            .filter_map(|(service, set)| {
+                Some(TableWrite {
+                    offset: set.table.offset,
+                    slots: slots_of(service, set)?,
+                })
+            })
+            .collect()
     }
 
     /// Makes freed ids and ranges available again, where nothing refers to them any more.
@@ -452,9 +522,28 @@ impl<M: Maps> Reconciler<M> {
         Arc::clone(&self.usable)
     }
 
-    fn mark_usable(&self, service: &Compiled, present: bool) {
+    /// Keeps a directory of whose address is whose, for the packets of observed interfaces.
+    pub fn keep_directory(&mut self, directory: Arc<Directory>) {
+        self.directory = Some(directory);
+    }
+
+    /// Tells those who judge records which backends may get connections, and whose addresses there are.
+    fn tell_observers(&self, service: &Compiled, present: bool) {
         for (id, backend) in &service.backends {
             self.usable.set(*id, present && backend.state == state::ACTIVE);
+        }
+        let Some(directory) = &self.directory else { return };
+        let frontends = service.frontends.iter().map(|(key, _)| (*key, 0));
+        let backends = service
+            .backends
+            .iter()
+            .map(|(id, b)| (FrontendKey::new(b.addr, b.port, b.proto), *id));
+        for (key, backend_id) in frontends.chain(backends) {
+            if present {
+                directory.put(key, service.service_id, backend_id);
+            } else {
+                directory.remove(&key, service.service_id);
+            }
         }
     }
 
@@ -462,3 +551,6 @@ impl<M: Maps> Reconciler<M> {
         self.epoch.elapsed().as_millis() as u64
     }
 }
+
+#[cfg(test)]
+mod tests;

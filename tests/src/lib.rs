@@ -1,4 +1,12 @@
 //! Harnesses of the integration tests: what several test targets share.
 
+pub mod agent;
 pub mod apiserver;
+pub mod bench;
+pub mod bpf;
+pub mod datapath;
+pub mod golden;
+pub mod objects;
 pub mod runner;
+pub mod socket;
+pub mod world;

@@ -74,7 +74,9 @@ fn run_one(test: &Test, refused: Option<String>) -> Result<(), Failed> {
         Err(error) => match error.downcast_ref::<Skip>() {
             Some(skip) => {
                 let mut out = io::stdout().lock();
-                writeln!(out, "SKIP {}: {skip}", test.name).map_err(|e| e.to_string())?;
+                let reason = skip.to_string().replace('\n', " ");
+                // On a line of its own: the test's name stands before it.
+                writeln!(out, "\nSKIP {}: {reason}", test.name.trim()).map_err(|e| e.to_string())?;
                 Ok(())
             }
             None => Err(format!("{error:?}").into()),

@@ -1,78 +1,21 @@
 //! The contract's rules, from manifests to what is wanted: one folder in `golden/` a case, its name begins with the row.
 //!
-//! A folder holds the states of a small cluster (`1.yaml`, `2.yaml`, ...), each one whole, and `desired.txt`: what is
-//! wanted after each, which Services were touched on the way, and what was not taken. The first line of `1.yaml` may set
-//! options. `EVENKEEL_BLESS=1` writes the files anew; the difference is then to be read by a person.
+//! `desired.txt` holds what is wanted after each state, which Services were touched on the way, and what was not taken.
 
-use std::{
-    fmt::Write as _,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::fmt::Write as _;
 
+use lb_tests::golden;
 use lb_user::{
-    desired::{Config, Desired, NodePortAddresses},
-    model::{
-        Content, DesiredService, Kind, Member, NodeAddresses, Object, Problem, Protocol, Scope, SetName, Update,
-        WhenEmpty,
-    },
-    source::{convert::Names, dir::read_manifest},
+    desired::{Changed, Desired},
+    model::{DesiredService, Member, Problem, Protocol, Scope, SetName, Update, WhenEmpty},
 };
-
-const NODE: &str = "node-1";
-
-fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden")
-}
-
-/// The settings of a case: the words after `# options:` in its first line.
-fn configure(first_line: &str) -> (Config, NodeAddresses) {
-    let mut config = Config {
-        node_name: NODE.to_owned(),
-        proxy_name: None,
-        external_ips: true,
-        node_port_addresses: NodePortAddresses::Primary,
-        awaited: vec![Kind::Service, Kind::Slice, Kind::Node],
-    };
-    let mut host = NodeAddresses::default();
-    let options = first_line.strip_prefix("# options:").unwrap_or_default();
-    for option in options.split_whitespace() {
-        let (key, value) = option.split_once('=').expect("key=value");
-        match key {
-            "proxy-name" => config.proxy_name = Some(value.to_owned()),
-            "external-ips" => config.external_ips = value == "on",
-            "node-ports" => {
-                config.node_port_addresses = match value {
-                    "all" => NodePortAddresses::All,
-                    "primary" => NodePortAddresses::Primary,
-                    ranges => NodePortAddresses::Ranges(
-                        ranges.split(',').map(|range| range.parse().expect("a range")).collect(),
-                    ),
-                }
-            }
-            "host" => host.addresses = value.split(',').map(|addr| addr.parse().expect("an address")).collect(),
-            other => panic!("no option {other}"),
-        }
-    }
-    (config, host)
-}
 
 /// Brings the fold to the state that a file holds; tells which Services that touched.
 fn bring(desired: &mut Desired, file: &str, text: &str) -> Vec<String> {
-    let (objects, problems) = read_manifest(file, text.as_bytes(), &mut Names::default()).expect("valid YAML");
-    let (mut services, mut slices, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
-    for object in objects {
-        match object {
-            Object::Service(service) => services.push(service),
-            Object::Slice(slice) => slices.push(slice),
-            Object::Node(node) => nodes.push(node),
-        }
+    let mut changed = Changed::default();
+    for update in golden::updates(file, text) {
+        changed.merge(desired.apply(update));
     }
-    let mut changed = desired.apply(Update::Replace(Content::Nodes(nodes)));
-    changed.merge(desired.apply(Update::Replace(Content::Slices(slices))));
-    changed.merge(desired.apply(Update::Replace(Content::Services(services))));
-    let subject = "manifest".into();
-    changed.merge(desired.apply(Update::Problems { subject, problems }));
     changed.services.iter().map(ToString::to_string).collect()
 }
 
@@ -163,29 +106,18 @@ fn render(desired: &Desired) -> String {
 }
 
 fn check(case: &str) {
-    let folder = golden().join(case);
-    let read = |file: &str| fs::read_to_string(folder.join(file));
+    let steps = golden::steps(case);
+    let (config, host) = golden::configure(&steps[0].1);
+    let mut desired = Desired::new(config);
+    desired.apply(Update::Addresses(host));
     let mut said = String::new();
-    let mut fold: Option<Desired> = None;
-    for step in 1.. {
-        let file = format!("{step}.yaml");
-        let Ok(text) = read(&file) else {
-            assert!(step > 1, "{case} has no 1.yaml");
-            break;
-        };
-        if fold.is_none() {
-            let (config, host) = configure(text.lines().next().unwrap_or_default());
-            let mut desired = Desired::new(config);
-            desired.apply(Update::Addresses(host));
-            fold = Some(desired);
-        }
-        let desired = fold.as_mut().expect("made above");
-        let changed = bring(desired, &file, &text);
+    for (file, text) in &steps {
+        let changed = bring(&mut desired, file, text);
         let _ = writeln!(said, "== {file} (touched: {})", changed.join(", "));
-        said.push_str(&render(desired));
+        said.push_str(&render(&desired));
         let before: Vec<DesiredService> = desired.services().collect();
         assert!(
-            bring(desired, &file, &text).is_empty(),
+            bring(&mut desired, file, text).is_empty(),
             "{case}: the same state again touches something"
         );
         assert_eq!(
@@ -194,15 +126,7 @@ fn check(case: &str) {
             "{case}: the same state again changes something"
         );
     }
-    if std::env::var_os("EVENKEEL_BLESS").is_some_and(|bless| bless == "1") {
-        fs::write(folder.join("desired.txt"), &said).expect("the golden file is written");
-        return;
-    }
-    let wanted = read("desired.txt").unwrap_or_default();
-    assert!(
-        said == wanted,
-        "{case} differs from its golden file; wanted:\n{wanted}\nfound:\n{said}\n(EVENKEEL_BLESS=1 writes it anew)"
-    );
+    golden::compare(case, "desired.txt", &said);
 }
 
 macro_rules! cases {
@@ -218,14 +142,8 @@ macro_rules! cases {
         #[test]
         fn every_case_has_a_test() {
             let known = [$(stringify!($case)),*];
-            let listed = fs::read_dir(golden()).expect("the folder of cases");
-            for entry in listed {
-                let entry = entry.expect("an entry");
-                if !entry.path().join("desired.txt").exists() {
-                    continue;
-                }
-                let name = entry.file_name().to_string_lossy().into_owned();
-                assert!(known.contains(&&*name), "golden/{name} has no test");
+            for case in golden::cases() {
+                assert!(known.contains(&&*case), "golden/{case} has no test");
             }
         }
     };
@@ -267,6 +185,7 @@ cases! {
     c20_terminating_endpoints_drain
     hostile_endpoint_addresses
     hostile_service_addresses
+    k33_ports_share_one_table
     one_owner_for_each_address
     publish_not_ready_addresses
     weights

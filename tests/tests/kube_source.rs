@@ -35,7 +35,7 @@ fn fold() -> Desired {
 /// Quick time limits, so that a test meets many of them.
 fn timing() -> Timing {
     Timing {
-        answer: Duration::from_millis(300),
+        answer: Duration::from_secs(1),
         silence: Duration::from_secs(5),
         watch: Duration::from_mins(1),
         first_wait: Duration::from_millis(5),
@@ -425,6 +425,22 @@ async fn an_expired_continue_token_starts_the_list_anew() {
     assert!(!lab.desired.synced_kind(Kind::Service));
     lab.server.set_fault(None).await;
     lab.until_true("the whole list").await;
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn an_expired_version_is_listed_anew_whichever_way_it_is_said() {
+    let mut lab = Lab::settled().await;
+    for by_status in [true, false] {
+        lab.server.say_expired_by_status(by_status);
+        let lists = lab.lists();
+        lab.server.disconnect();
+        lab.change(u8::from(by_status));
+        lab.server.compact();
+        lab.until_true("what was forgotten").await;
+        // The Node did not change, and its version is forgotten as well.
+        assert_eq!(lab.lists(), lists + 3, "each kind is listed once more");
+    }
     lab.end().await;
 }
 

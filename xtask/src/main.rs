@@ -4,6 +4,7 @@
 //! Tasks bring what they need themselves, so that a fresh clone needs no other step.
 
 mod agent;
+mod bless;
 mod ci;
 mod command;
 mod ebpf;
@@ -95,6 +96,11 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Write anew what tests compare with: golden cases and generated documents.
+    ///
+    /// The difference is then to be read by a person: `git diff`.
+    #[command(after_help = "Example:\n  cargo xtask bless")]
+    Bless,
     /// What continuous integration runs: lint, then test.
     #[command(after_help = "Example:\n  CI=true cargo xtask ci")]
     Ci,
@@ -121,6 +127,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Vm(options) => return vm::command(&layout, &options),
         Task::Demo { arguments } => agent::demo(&layout, &arguments)?,
         Task::Bench { arguments } => agent::bench(&layout, &arguments)?,
+        Task::Bless => bless::command(&layout)?,
         Task::Ci => return ci::command(&layout),
     }
     Ok(ExitCode::SUCCESS)

@@ -6,9 +6,9 @@ mod parse;
 use crate::{
     count::count,
     ctx, emit,
-    maps::{BACKEND_INDEX, FRONTENDS},
+    maps::{BACKEND_INDEX, FRONTENDS, SOCKETS},
 };
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{helpers::bpf_get_socket_cookie, programs::TcContext};
 use lb_common::{
     abi::TCP,
     addr::{Addr, Port},
@@ -37,6 +37,9 @@ pub fn observe(ctx: &TcContext, direction: u8) -> i32 {
         count(hook::TC, action::MISS);
         return NEXT;
     }
+    if direction == EGRESS && segment.flags & tcp_flag::SYN != 0 && is_followed(ctx) {
+        return NEXT;
+    }
     // SAFETY: a field of the context.
     let ifindex = unsafe { core::ptr::read_volatile(&raw const (*ctx.skb.skb).ifindex) };
     let time_ns = ctx::now();
@@ -57,6 +60,14 @@ pub fn observe(ctx: &TcContext, direction: u8) -> i32 {
         }
     });
     NEXT
+}
+
+/// True if the packet's own socket is followed by the socket hooks: its connection is recorded there.
+#[inline(always)]
+fn is_followed(ctx: &TcContext) -> bool {
+    // SAFETY: the helper takes the program's context; without a socket it gives 0.
+    let cookie = unsafe { bpf_get_socket_cookie(ctx.skb.skb.cast()) };
+    cookie != 0 && SOCKETS.get_ptr(&cookie).is_some()
 }
 
 /// True if the address is a frontend's or a backend's.

@@ -169,14 +169,7 @@ async fn repair(shared: &Arc<Shared>, liveness: &Liveness) -> Result<(), String>
         round += 1;
         let shared = shared.clone();
         run_blocking(move || -> Result<(), String> {
-            let repaired = {
-                let mut programs = lock(&shared.programs);
-                let programs = &mut *programs;
-                programs
-                    .attachments
-                    .repair(&mut programs.object, shared.datapath_mode(), true)
-                    .map_err(|error| error.to_string())?
-            };
+            let repaired = shared.repair_links().map_err(|error| error.to_string())?;
             let mut reconciler = lock(&shared.reconciler);
             if !repaired.is_empty() {
                 tracing::warn!(links = ?repaired, "links were gone or held other programs; attached again");

@@ -44,7 +44,7 @@ use crate::{
     http,
     metrics::{DEFAULT_SERVICE_CAP, Exporter},
     model::Kind,
-    observe::{Observation, ring::Ring},
+    observe::{Directory, Observation, ring::Ring},
     reconcile::Reconciler,
     source::{self, Running},
     view::Mode,
@@ -171,21 +171,21 @@ fn set_up(config: &Config) -> Result<(Reconciler, Programs, aya::maps::RingBuf<a
     kernel.opt_in_all_but(&opted_out)?;
     let reconciler = Reconciler::new(Desired::new(desired_config(config)), kernel)?;
 
-    let mut attachments = Attachments::new(&config.cgroup, Some(pins.clone()))?;
-    for (link, done) in attachments.attach_cgroup(&mut object, mode, true)? {
-        tracing::debug!(%link, ?done, "link");
+    let mut programs = Programs {
+        object,
+        attachments: Attachments::new(&config.cgroup, Some(pins.clone()))?,
+        predecessors: pins
+            .other_abis()
+            .context("list the pins of other versions")?
+            .into_iter()
+            .map(|abi| pins.with_abi(abi))
+            .collect(),
+    };
+    // The programs of another version go on until our maps are filled: see `Programs::take_over`.
+    if programs.predecessors.is_empty() {
+        programs.attach(mode, &config.interfaces)?;
     }
-    for interface in &config.interfaces {
-        attachments.attach_interface(&mut object, interface)?;
-    }
-    // Only now, with our links in place, may another ABI's go: no connection passes between two agents.
-    for abi in pins.other_abis().context("list the pins of other versions")? {
-        pins.with_abi(abi)
-            .remove_folder()
-            .with_context(|| format!("remove the pins of ABI {abi}"))?;
-        tracing::info!(abi, "replaced the programs and maps of another version");
-    }
-    Ok((reconciler, Programs { object, attachments }, events, pins))
+    Ok((reconciler, programs, events, pins))
 }
 
 fn start_source(config: &Config, cancel: &CancellationToken) -> Running {
@@ -219,6 +219,11 @@ async fn serve(config: Config) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
             bail!("another agent holds {}; stop it first, or give this one another --pin-name", pins.root().display())
         }
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => bail!(
+            "{} cannot be opened ({error}); run the agent as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON and a BPF \
+             file system that its user may write to",
+            pins.root().display()
+        ),
         Err(error) => return Err(error).with_context(|| format!("lock {}", pins.root().display())),
     };
     let socket = ControlSocket::open(&config.socket)?;
@@ -233,6 +238,10 @@ async fn serve(config: Config) -> Result<()> {
     };
     let probe = Arc::new(probe::Probe::listen(config.mode).context("listen for the self-probe")?);
     reconciler.add_own(probe.service());
+    let directory = Arc::new(Directory::default());
+    if !config.interfaces.is_empty() {
+        reconciler.keep_directory(directory.clone());
+    }
     let ring = Ring::new(events).context("watch the ring buffer")?;
 
     let cancel = CancellationToken::new();
@@ -249,7 +258,7 @@ async fn serve(config: Config) -> Result<()> {
         usable: reconciler.usable(),
         census: Census::new(reconciler.kernel()),
         reconciler: Mutex::new(reconciler),
-        observation: Mutex::new(Observation::new(horizon_ns)),
+        observation: Mutex::new(Observation::new(horizon_ns, directory)),
         programs: Mutex::new(programs),
         source: running.status.clone(),
         loops: Mutex::new(running.loops.clone()),

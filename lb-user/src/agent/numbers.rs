@@ -170,7 +170,7 @@ impl MetricSource for Shared {
         let (reuse, evicted, late, malformed) = {
             let observation = lock(&self.observation);
             let tracker = observation.reuse();
-            (tracker.total().clone(), tracker.evicted(), tracker.late(), observation.malformed)
+            (tracker.total().clone(), tracker.evicted() + observation.passages().1, tracker.late(), observation.malformed)
         };
         let (full, change, programming) = {
             let timings = lock(&self.timings);

@@ -10,7 +10,13 @@ use lb_common::backend::ServiceCounters;
 
 use crate::{
     config::Config,
-    datapath::{attach::Attachments, census::Census, kernel::MapsError, load},
+    datapath::{
+        attach::{AttachError, Attachments},
+        census::Census,
+        kernel::MapsError,
+        load,
+        pins::Pins,
+    },
     metrics::{Buckets, families},
     observe::{Observation, UsableBackends},
     reconcile::{Flushed, Reconciler},
@@ -44,6 +50,44 @@ pub(super) struct Shared {
 pub(super) struct Programs {
     pub(super) object: Ebpf,
     pub(super) attachments: Attachments,
+    /// Pins of other versions, whose programs serve until [`Self::take_over`]; while there are any, ours are not attached.
+    pub(super) predecessors: Vec<Pins>,
+}
+
+impl Programs {
+    /// Attaches the programs of the mode.
+    pub(super) fn attach(&mut self, mode: load::Mode, interfaces: &[String]) -> Result<(), AttachError> {
+        for (link, done) in self.attachments.attach_cgroup(&mut self.object, mode, true)? {
+            tracing::debug!(%link, ?done, "link");
+        }
+        for interface in interfaces {
+            self.attachments.attach_interface(&mut self.object, interface)?;
+        }
+        Ok(())
+    }
+
+    /// Takes over from the programs of another version, once our maps hold what theirs hold.
+    ///
+    /// Each of their links gets our program in one step, so that no connection meets two programs or none: both sides
+    /// share the state of sockets, and the second one would forget what the first has just noted. Then their maps go.
+    pub(super) fn take_over(&mut self, mode: load::Mode, interfaces: &[String]) -> Result<(), AttachError> {
+        if self.predecessors.is_empty() {
+            return Ok(());
+        }
+        for predecessor in &self.predecessors {
+            self.attachments.adopt(predecessor, interfaces)?;
+        }
+        self.attach(mode, interfaces)?;
+        while let Some(predecessor) = self.predecessors.last() {
+            predecessor.remove_folder().map_err(|source| AttachError::Predecessor {
+                folder: predecessor.folder(),
+                source,
+            })?;
+            tracing::info!(folder = %predecessor.folder().display(), "replaced the programs and maps of another version");
+            self.predecessors.pop();
+        }
+        Ok(())
+    }
 }
 
 /// What the self-probe found last.
@@ -97,7 +141,11 @@ impl Shared {
         let flushed = reconciler.flush();
         let took = begun.elapsed();
         let latencies = reconciler.take_latencies();
+        let synced = reconciler.is_synced();
         drop(reconciler);
+        if first && synced {
+            self.take_over();
+        }
         let mut timings = lock(&self.timings);
         let sync = if first { &mut timings.full } else { &mut timings.change };
         sync.observe(took.as_secs_f64());
@@ -128,6 +176,30 @@ impl Shared {
         let mut all = Vec::with_capacity(end as usize);
         reconciler.kernel().service_counters(end, |_, counters| all.push(counters))?;
         Ok(all)
+    }
+
+    /// Takes over from another version's programs, if there are any; the repair loop tries again what fails here.
+    fn take_over(&self) {
+        let taken = lock(&self.programs).take_over(self.datapath_mode(), &self.config.interfaces);
+        if let Err(error) = taken {
+            tracing::error!(%error, "another version's programs could not be replaced; it is tried again");
+        }
+    }
+
+    /// Checks the links and attaches what is lost; before the take-over there is nothing of ours to check.
+    pub(super) fn repair_links(&self) -> Result<Vec<String>, AttachError> {
+        let synced = lock(&self.reconciler).is_synced();
+        let mut programs = lock(&self.programs);
+        let programs = &mut *programs;
+        if !programs.predecessors.is_empty() {
+            if synced {
+                programs.take_over(self.datapath_mode(), &self.config.interfaces)?;
+            }
+            return Ok(Vec::new());
+        }
+        programs
+            .attachments
+            .repair(&mut programs.object, self.datapath_mode(), true)
     }
 
     /// Every loop must say something in this time.

@@ -6,5 +6,6 @@
 
 pub mod chi_square;
 pub mod imbalance;
+pub mod passage;
 pub mod reuse;
 pub mod window;

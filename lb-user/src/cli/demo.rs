@@ -1,6 +1,6 @@
 //! `evenkeel demo`: hands its flags to the demonstration.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::path::PathBuf;
 
 use clap::Args;
 
@@ -37,9 +37,5 @@ pub(super) fn run(args: &DemoArgs) -> Result<Found, Failure> {
         connections: args.connections,
         program: None,
     };
-    if demo::run(&options)? == ExitCode::SUCCESS {
-        Ok(Found::Fine)
-    } else {
-        Ok(Found::Problem)
-    }
+    Ok(Found::Code(demo::run(&options)?))
 }

@@ -83,12 +83,14 @@ enum Verb {
 }
 
 /// What a verb found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum Found {
     /// All is well.
     Fine,
     /// Something is not as it should be; the output says what.
     Problem,
+    /// The verb knows more than fine or not: 130 says that the demo was interrupted.
+    Code(ExitCode),
 }
 
 /// Why a verb could not do its work.
@@ -147,6 +149,7 @@ pub fn run() -> ExitCode {
     match perform(cli) {
         Ok(Found::Fine) => ExitCode::SUCCESS,
         Ok(Found::Problem) => ExitCode::from(1),
+        Ok(Found::Code(code)) => code,
         Err(failure) => {
             let _closed_pipe = writeln!(std::io::stderr(), "evenkeel: {failure}");
             ExitCode::from(failure.code())

@@ -40,7 +40,5 @@ pub struct Contents {
 
 /// Hashes a table's slots, to tell whether the kernel still holds what was written.
 pub fn table_hash(slots: impl IntoIterator<Item = u16>) -> u64 {
-    slots
-        .into_iter()
-        .fold(1, |h, slot| hash::combine(h, u64::from(slot)))
+    slots.into_iter().fold(1, |h, slot| hash::combine(h, u64::from(slot)))
 }

@@ -4,6 +4,8 @@
 //! given to anybody else until [`Compiler::retire`] and a grace. The order of writes is `plan`'s business.
 
 mod contents;
+mod members;
+mod restored;
 mod space;
 
 use std::collections::{HashMap, HashSet};
@@ -11,15 +13,20 @@ use std::collections::{HashMap, HashSet};
 use lb_common::{
     abi::{TCP, UDP},
     addr::{Addr, Port},
+    affinity::Membership,
     backend::{Backend, state},
     frontend::{Frontend, FrontendKey, flag},
-    hash, maglev,
+    maglev,
     set::{SetWord, elements_for},
 };
 
 use crate::model::{self, DesiredService, FrontendKind, Protocol, SetName, WhenEmpty};
 
+use members::{Placed, digest, list_order};
+use restored::Restored;
+
 pub use contents::{Contents, List, table_hash};
+pub use members::slots_of;
 pub use space::{Full, GRACE_MS, Ids, Space};
 
 /// Capacities, in entries of the maps.
@@ -37,6 +44,8 @@ pub struct Capacity {
     pub lists: u32,
     /// Table elements.
     pub tables: u32,
+    /// Memberships of sets with affinity.
+    pub memberships: u32,
 }
 
 /// One Service as the maps should hold it.
@@ -60,6 +69,11 @@ impl Compiled {
             .ok()
             .map(|i| self.backends[i].0)
     }
+
+    /// The memberships of its sets with affinity.
+    pub fn memberships(&self) -> impl Iterator<Item = Membership> {
+        self.sets.iter().flat_map(CompiledSet::memberships)
+    }
 }
 
 fn order(backend: &Backend) -> (u8, Addr, Port) {
@@ -81,6 +95,20 @@ pub struct CompiledSet {
     pub members: Box<[(u32, u16)]>,
     /// Whether memberships are kept for it.
     pub affinity: bool,
+}
+
+impl CompiledSet {
+    /// Its memberships where it has affinity: its members that may get new flows.
+    pub fn memberships(&self) -> impl Iterator<Item = Membership> {
+        let set_id = self.set_id;
+        self.members
+            .iter()
+            .filter(|(_, weight)| self.affinity && *weight > 0)
+            .map(move |(backend_id, _)| Membership {
+                set_id,
+                backend_id: *backend_id,
+            })
+    }
 }
 
 /// Where a Maglev table lies, and what it holds.
@@ -122,21 +150,9 @@ pub struct Compiler {
     tables: Space,
     shared: HashMap<u128, Shared>,
     frontends: u32,
+    memberships: u32,
     generation: u32,
     restored: Restored,
-}
-
-/// What the kernel held at the start and no Service has claimed yet.
-#[derive(Debug, Default)]
-struct Restored {
-    frontends: HashMap<FrontendKey, Frontend>,
-    sets: HashMap<u32, (SetWord, List)>,
-    backends: HashMap<(u32, FrontendKey), u32>,
-    services: HashSet<u32>,
-    /// Offset and slots → content of each table that a restored list names.
-    tables: HashMap<(u32, u32), u64>,
-    /// Lists that a claimed set has replaced; the kernel names them until the first plan is carried out.
-    replaced: Vec<(u32, u32)>,
 }
 
 impl Compiler {
@@ -151,63 +167,10 @@ impl Compiler {
             tables: Space::new("table elements", "raise --max-backends", capacity.tables),
             shared: HashMap::new(),
             frontends: 0,
+            memberships: 0,
             generation: 0,
             restored: Restored::default(),
         }
-    }
-
-    /// A compiler that goes on with what the maps hold: ids stay, and unchanged lists and tables are not written again.
-    pub fn restore(capacity: Capacity, contents: &Contents) -> Self {
-        let mut this = Self::new(capacity);
-        this.services.adopt(
-            contents
-                .frontends
-                .values()
-                .map(|f| f.service_id)
-                .chain(contents.backends.values().map(|b| b.service_id)),
-        );
-        this.sets.adopt(
-            contents
-                .sets
-                .keys()
-                .copied()
-                .chain(contents.frontends.values().map(|f| f.set_id)),
-        );
-        this.backends.adopt(contents.backends.keys().copied());
-        let mut sets: Vec<_> = contents.sets.iter().collect();
-        sets.sort_by_key(|(id, _)| **id);
-        for (id, word) in sets {
-            this.generation = this.generation.max(word.generation());
-            if word.count() == 0 {
-                this.restored.sets.insert(*id, (*word, List::default()));
-                continue;
-            }
-            let Some(list) = contents.lists.get(id) else {
-                continue;
-            };
-            let adopted = this.lists.adopt(word.offset(), u32::from(word.count()) + 1);
-            let key = (list.table, list.slots);
-            let known = this.restored.tables.contains_key(&key);
-            if adopted && (known || this.tables.adopt(list.table, elements_for(list.slots))) {
-                this.restored.tables.insert(key, list.content);
-                this.restored.sets.insert(*id, (*word, list.clone()));
-            }
-        }
-        this.restored.frontends.clone_from(&contents.frontends);
-        let of_frontends = contents.frontends.values().map(|f| f.service_id);
-        let of_backends = contents.backends.values().map(|b| b.service_id);
-        this.restored.services = of_frontends.chain(of_backends).collect();
-        this.restored.backends = contents
-            .backends
-            .iter()
-            .map(|(id, b)| {
-                (
-                    (b.service_id, FrontendKey::new(b.addr, b.port, b.proto)),
-                    *id,
-                )
-            })
-            .collect();
-        this
     }
 
     /// Compiles a Service; `old` is what it was compiled to before. New tables go to `tables`.
@@ -222,15 +185,42 @@ impl Compiler {
     ) -> Result<Compiled, Full> {
         let mut taken = Taken::default();
         let written = tables.len();
-        let result = self.try_compile(desired, old, tables, &mut taken);
-        if let Ok(compiled) = &result {
-            let before = old.map_or(0, |old| old.frontends.len() as u32);
-            self.frontends = self.frontends + compiled.frontends.len() as u32 - before;
-        } else {
+        self.restored.begin();
+        let result = self
+            .try_compile(desired, old, tables, &mut taken)
+            .and_then(|compiled| self.count(old, Some(&compiled)).map(|()| compiled));
+        if result.is_err() {
             tables.truncate(written);
             self.give_back(taken);
+            self.restored.undo();
         }
         result
+    }
+
+    /// Counts what hash maps hold after a change; nothing is counted if it does not fit.
+    fn count(&mut self, old: Option<&Compiled>, new: Option<&Compiled>) -> Result<(), Full> {
+        let frontends = |service: Option<&Compiled>| service.map_or(0, |service| service.frontends.len() as u32);
+        let members = |service: Option<&Compiled>| service.map_or(0, |service| service.memberships().count() as u32);
+        let wanted_frontends = self.frontends + frontends(new) - frontends(old);
+        let wanted_members = self.memberships + members(new) - members(old);
+        // Whoever shrinks is never refused.
+        if wanted_frontends > self.capacity.frontends.max(self.frontends) {
+            return Err(Full {
+                what: "frontends",
+                capacity: self.capacity.frontends,
+                flag: "raise --max-frontends",
+            });
+        }
+        if wanted_members > self.capacity.memberships.max(self.memberships) {
+            return Err(Full {
+                what: "members of sets with ClientIP affinity",
+                capacity: self.capacity.memberships,
+                flag: "fewer Services can have affinity",
+            });
+        }
+        self.frontends = wanted_frontends;
+        self.memberships = wanted_members;
+        Ok(())
     }
 
     fn try_compile(
@@ -240,24 +230,10 @@ impl Compiler {
         tables: &mut Vec<TableWrite>,
         taken: &mut Taken,
     ) -> Result<Compiled, Full> {
-        let before = old.map_or(0, |old| old.frontends.len());
-        if self.frontends as usize + desired.frontends.len() - before.min(desired.frontends.len())
-            > self.capacity.frontends as usize
-        {
-            return Err(Full {
-                what: "frontends",
-                capacity: self.capacity.frontends,
-                flag: "raise --max-frontends",
-            });
-        }
-        let keys: Vec<FrontendKey> = desired
-            .frontends
-            .iter()
-            .map(|f| FrontendKey::new(f.addr.into(), Port::new(f.port.get()), proto(f.protocol)))
-            .collect();
+        let keys: Vec<FrontendKey> = desired.frontends.iter().map(key).collect();
         let service_id = match old {
             Some(old) => old.service_id,
-            None => match self.restored_service(&keys) {
+            None => match self.restored.claim_service(desired, &keys) {
                 Some(id) => id,
                 None => taken.service(self.services.take()?),
             },
@@ -277,7 +253,7 @@ impl Compiler {
                     .filter(|(f, _)| f.set == index)
                     .map(|(_, key)| *key)
             };
-            sets.push(self.compile_set(set, affinity, &backends, old, used_by, tables, taken)?);
+            sets.push(self.compile_set(set, service_id, affinity, &backends, old, used_by, tables, taken)?);
         }
         let mut frontends: Vec<(FrontendKey, Frontend)> = desired
             .frontends
@@ -294,16 +270,6 @@ impl Compiler {
         })
     }
 
-    fn restored_service(&mut self, keys: &[FrontendKey]) -> Option<u32> {
-        let id = keys
-            .iter()
-            .filter_map(|key| self.restored.frontends.get(key))
-            .map(|frontend| frontend.service_id)
-            .find(|id| self.restored.services.contains(id))?;
-        self.restored.services.remove(&id);
-        Some(id)
-    }
-
     fn compile_backends(
         &mut self,
         desired: &DesiredService,
@@ -311,28 +277,22 @@ impl Compiler {
         service_id: u32,
         taken: &mut Taken,
     ) -> Result<Vec<(u32, Backend)>, Full> {
-        let mut wanted: HashMap<(u8, Addr, Port), u8> = HashMap::new();
+        let mut wanted: Vec<((u8, Addr, Port), u8)> = Vec::new();
         for set in &desired.sets {
             let proto = proto(set.name.protocol);
             let all = set.members.iter().map(|m| (m, state::ACTIVE));
-            for (member, state) in all.chain(set.draining.iter().map(|m| (m, state::DRAINING))) {
-                let key = (proto, member.addr.into(), Port::new(member.port.get()));
-                let entry = wanted.entry(key).or_insert(state);
-                // Usable in one set is usable: the Local and Cluster views may differ.
-                if state == state::ACTIVE {
-                    *entry = state;
-                }
-            }
+            let all = all.chain(set.draining.iter().map(|m| (m, state::DRAINING)));
+            wanted.extend(all.map(|(m, state)| ((proto, m.addr.into(), Port::new(m.port.get())), state)));
         }
+        // Usable in one set is usable: the Local and Cluster views may differ. ACTIVE sorts first, and the first is kept.
+        wanted.sort_unstable();
+        wanted.dedup_by_key(|(key, _)| *key);
         let mut backends = Vec::with_capacity(wanted.len());
         for ((proto, addr, port), state) in wanted {
-            let known = old
-                .and_then(|old| old.backend_id(proto, addr, port))
-                .or_else(|| {
-                    self.restored
-                        .backends
-                        .remove(&(service_id, FrontendKey::new(addr, port, proto)))
-                });
+            let known = old.and_then(|old| old.backend_id(proto, addr, port)).or_else(|| {
+                self.restored
+                    .claim_backend(service_id, FrontendKey::new(addr, port, proto))
+            });
             let id = match known {
                 Some(id) => id,
                 None => taken.backend(self.backends.take()?),
@@ -347,7 +307,6 @@ impl Compiler {
             };
             backends.push((id, backend));
         }
-        backends.sort_by_key(|(_, b)| order(b));
         Ok(backends)
     }
 
@@ -358,6 +317,7 @@ impl Compiler {
     fn compile_set<K: Iterator<Item = FrontendKey>>(
         &mut self,
         set: &model::BackendSet,
+        service_id: u32,
         affinity: bool,
         backends: &[(u32, Backend)],
         old: Option<&Compiled>,
@@ -366,19 +326,17 @@ impl Compiler {
         taken: &mut Taken,
     ) -> Result<CompiledSet, Full> {
         let members = list_order(set, backends);
+        let list: Box<[(u32, u16)]> = members.iter().map(|m| (m.backend_id, m.weight)).collect();
         let before = old.and_then(|old| old.sets.iter().find(|s| s.name == set.name));
         let restored = match before {
             Some(_) => None,
-            None => used_by()
-                .filter_map(|key| self.restored.frontends.get(&key).map(|f| f.set_id))
-                .find_map(|id| self.restored.sets.remove(&id).map(|found| (id, found))),
+            None => self.restored.claim_set(service_id, used_by, &list),
         };
         let set_id = match (before, &restored) {
             (Some(before), _) => before.set_id,
             (None, Some((id, _))) => *id,
             (None, None) => taken.set(self.sets.take()?),
         };
-        let list: Box<[(u32, u16)]> = members.iter().map(|m| (m.backend_id, m.weight)).collect();
         let done = |word, table| CompiledSet {
             name: set.name.clone(),
             set_id,
@@ -410,7 +368,7 @@ impl Compiler {
                 Some((_, (word, _))) if word.count() == 0 => word,
                 other => {
                     if let Some((_, (word, _))) = other {
-                        self.replace_restored(word);
+                        self.restored.replace(word);
                     }
                     // No list and no table: the count of 0 says so, the generation keeps the word from being zero.
                     SetWord::new(0, 0, generation)
@@ -420,38 +378,15 @@ impl Compiler {
             empty.members = Box::default();
             return Ok(empty);
         }
-        let table = self.table(
-            &members,
-            restored.as_ref().map(|(_, (_, l))| l),
-            tables,
-            taken,
-        )?;
+        let table = self.table(&members, restored.as_ref().map(|(_, (_, l))| l), tables, taken)?;
         if let Some((_, (word, old_list))) = restored {
-            if old_list.members == list
-                && (old_list.table, old_list.slots) == (table.offset, table.slots)
-            {
+            if old_list.members == list && (old_list.table, old_list.slots) == (table.offset, table.slots) {
                 return Ok(done(word, table));
             }
-            self.replace_restored(word);
+            self.restored.replace(word);
         }
-        let offset = taken.list(
-            self.lists.take(list.len() as u32 + 1)?,
-            list.len() as u32 + 1,
-        );
-        Ok(done(
-            SetWord::new(offset, list.len() as u16, generation),
-            table,
-        ))
-    }
-
-    /// A restored set's list is replaced. Its room is freed by [`Compiler::forget_restored`], its table too if nobody
-    /// took it.
-    fn replace_restored(&mut self, word: SetWord) {
-        if word.count() > 0 {
-            self.restored
-                .replaced
-                .push((word.offset(), u32::from(word.count()) + 1));
-        }
+        let offset = taken.list(self.lists.take(list.len() as u32 + 1)?, list.len() as u32 + 1);
+        Ok(done(SetWord::new(offset, list.len() as u16, generation), table))
     }
 
     fn next_generation(&mut self) -> u32 {
@@ -490,18 +425,13 @@ impl Compiler {
         })?;
         let hash = table_hash(content.iter().copied());
         let offset = match restored {
-            Some(list) if list.slots == slots && list.content == hash => {
-                // Adopted: from now on it belongs to this digest.
-                self.restored.tables.remove(&(list.table, list.slots));
-                list.table
-            }
+            // Adopted: from now on it belongs to this digest. Another digest may have adopted it before, where the slots
+            // are the same by chance (all tables of one member are).
+            Some(list) if list.slots == slots && list.content == hash && self.restored.claim_table(list) => list.table,
             _ => {
                 let len = elements_for(slots);
                 let offset = taken.table(self.tables.take(len)?, len);
-                writes.push(TableWrite {
-                    offset,
-                    slots: content,
-                });
+                writes.push(TableWrite { offset, slots: content });
                 offset
             }
         };
@@ -533,6 +463,7 @@ impl Compiler {
             if let Some(shared) = self.shared.get_mut(&digest) {
                 shared.users -= 1;
                 if shared.users == 0 {
+                    // A table that was taken is given back below, one that was adopted by `Restored::undo`.
                     self.shared.remove(&digest);
                 }
             }
@@ -550,9 +481,7 @@ impl Compiler {
                 self.sets.release(set.set_id, now_ms);
             }
             if set.word.count() > 0 {
-                if same.is_none_or(|same| {
-                    same.word.offset() != set.word.offset() || same.word.count() == 0
-                }) {
+                if same.is_none_or(|same| same.word.offset() != set.word.offset() || same.word.count() == 0) {
                     self.lists
                         .release(set.word.offset(), u32::from(set.word.count()) + 1, now_ms);
                 }
@@ -570,7 +499,8 @@ impl Compiler {
         }
         if new.is_none() {
             self.services.release(old.service_id, now_ms);
-            self.frontends -= old.frontends.len() as u32;
+            // Nothing is never too much.
+            let _ = self.count(Some(old), None);
         }
     }
 
@@ -578,8 +508,18 @@ impl Compiler {
     pub fn withdraw(&mut self, new: &Compiled, old: Option<&Compiled>, now_ms: u64) {
         self.retire(new, old, now_ms);
         if let Some(old) = old {
+            // What stands is counted, whether or not it fits beside what came meanwhile.
             self.frontends = self.frontends + old.frontends.len() as u32 - new.frontends.len() as u32;
+            self.memberships = self.memberships + old.memberships().count() as u32 - new.memberships().count() as u32;
         }
+    }
+
+    /// Takes a frontend out of what a Service was compiled to: another Service has taken it over.
+    pub fn cede(&mut self, service: &mut Compiled, key: &FrontendKey) {
+        let before = service.frontends.len();
+        let kept = service.frontends.iter().filter(|(k, _)| k != key).copied();
+        service.frontends = kept.collect();
+        self.frontends -= (before - service.frontends.len()) as u32;
     }
 
     fn unshare(&mut self, table: Table, now_ms: u64) {
@@ -587,32 +527,27 @@ impl Compiler {
             shared.users -= 1;
             if shared.users == 0 {
                 self.shared.remove(&table.digest);
-                self.tables
-                    .release(table.offset, elements_for(table.slots), now_ms);
+                self.tables.release(table.offset, elements_for(table.slots), now_ms);
             }
         }
     }
 
     /// Frees what the kernel held at the start and nobody has claimed; call it after the first full plan.
     pub fn forget_restored(&mut self, now_ms: u64) {
-        let restored = std::mem::take(&mut self.restored);
-        for (id, (word, _)) in &restored.sets {
-            self.sets.release(*id, now_ms);
-            if word.count() > 0 {
-                self.lists
-                    .release(word.offset(), u32::from(word.count()) + 1, now_ms);
-            }
+        let left = std::mem::take(&mut self.restored).into_left();
+        for id in left.sets {
+            self.sets.release(id, now_ms);
         }
-        for (offset, len) in restored.replaced {
+        for (offset, len) in left.lists {
             self.lists.release(offset, len, now_ms);
         }
-        for (offset, slots) in restored.tables.keys() {
-            self.tables.release(*offset, elements_for(*slots), now_ms);
+        for (offset, slots) in left.tables {
+            self.tables.release(offset, elements_for(slots), now_ms);
         }
-        for id in restored.backends.values() {
-            self.backends.release(*id, now_ms);
+        for id in left.backends {
+            self.backends.release(id, now_ms);
         }
-        for id in restored.services {
+        for id in left.services {
             self.services.release(id, now_ms);
         }
     }
@@ -632,18 +567,15 @@ impl Compiler {
     }
 
     /// (used, capacity) of each kind of room, by map name.
-    pub fn usage(&self) -> [(&'static str, u32, u32); 5] {
+    pub fn usage(&self) -> [(&'static str, u32, u32); 6] {
         use lb_common::maps;
         [
             (maps::FRONTENDS, self.frontends, self.capacity.frontends),
             (maps::SETS, self.sets.used(), self.sets.capacity()),
-            (
-                maps::BACKENDS,
-                self.backends.used(),
-                self.backends.capacity(),
-            ),
+            (maps::BACKENDS, self.backends.used(), self.backends.capacity()),
             (maps::LISTS, self.lists.used(), self.lists.capacity()),
             (maps::TABLES, self.tables.used(), self.tables.capacity()),
+            (maps::MEMBERS, self.memberships, self.capacity.memberships),
         ]
     }
 }
@@ -686,89 +618,20 @@ impl Taken {
     }
 }
 
-/// A member in its place in the list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Placed {
-    identity: u64,
-    weight: u16,
-    backend_id: u32,
-}
-
-/// Builds the table of a compiled set again, from its Service's backends; `None` if they do not belong together.
-pub fn slots_of(service: &Compiled, set: &CompiledSet) -> Option<Vec<u16>> {
-    let backends: HashMap<u32, &Backend> = service.backends.iter().map(|(id, b)| (*id, b)).collect();
-    let mut seen: HashMap<Addr, u32> = HashMap::with_capacity(set.members.len());
-    for (id, _) in &set.members {
-        *seen.entry(backends.get(id)?.addr).or_default() += 1;
-    }
-    let members: Vec<maglev::Member> = set
-        .members
-        .iter()
-        .map(|(id, weight)| {
-            let backend = backends.get(id)?;
-            Some(maglev::Member {
-                identity: identity(backend.addr, backend.port, seen[&backend.addr] > 1),
-                weight: *weight,
-            })
-        })
-        .collect::<Option<_>>()?;
-    let slots = maglev::build(&members, set.table.slots)?;
-    (table_hash(slots.iter().copied()) == set.table.content).then_some(slots)
-}
-
-/// What makes an endpoint the same on every node: its address, and its port where the address occurs twice.
-fn identity(addr: Addr, port: Port, with_port: bool) -> u64 {
-    let words = addr.words.map(|w| u64::from(u32::from_be(w)));
-    let port = if with_port { u64::from(port.get()) } else { 0 };
-    [words[0] << 32 | words[1], words[2] << 32 | words[3], port]
-        .into_iter()
-        .fold(0, hash::combine)
-}
-
-/// The members in the order of the list: by identity, which is the same on every node. The identity of an endpoint is
-/// its address, so that ports of one Service share a table; where an address occurs twice its port tells them apart.
-fn list_order(set: &model::BackendSet, backends: &[(u32, Backend)]) -> Vec<Placed> {
-    let proto = proto(set.name.protocol);
-    let mut seen: HashMap<Addr, u32> = HashMap::with_capacity(set.members.len());
-    for member in &set.members {
-        *seen.entry(member.addr.into()).or_default() += 1;
-    }
-    let mut placed: Vec<Placed> = set
-        .members
-        .iter()
-        .filter_map(|member| {
-            let (addr, port) = (Addr::from(member.addr), Port::new(member.port.get()));
-            let found = backends
-                .binary_search_by_key(&(proto, addr, port), |(_, b)| order(b))
-                .ok()?;
-            let identity = identity(addr, port, seen[&addr] > 1);
-            Some(Placed {
-                identity,
-                weight: member.weight,
-                backend_id: backends[found].0,
-            })
-        })
-        .collect();
-    placed.sort_unstable();
-    placed
-}
-
-/// 128 bits that stand for the members' identities and weights, in order.
-fn digest(members: &[Placed]) -> u128 {
-    let fold = |seed: u64| {
-        members.iter().fold(seed, |h, m| {
-            hash::combine(hash::combine(h, m.identity), u64::from(m.weight))
-        })
-    };
-    u128::from(fold(0x0065_7665_6e6b)) << 64 | u128::from(fold(0x6b65_656c))
-}
-
 /// The protocol's number in keys and values.
 pub fn proto(protocol: Protocol) -> u8 {
     match protocol {
         Protocol::Tcp => TCP,
         Protocol::Udp => UDP,
     }
+}
+
+fn key(frontend: &model::Frontend) -> FrontendKey {
+    FrontendKey::new(
+        frontend.addr.into(),
+        Port::new(frontend.port.get()),
+        proto(frontend.protocol),
+    )
 }
 
 fn value(frontend: &model::Frontend, service_id: u32, set_id: u32) -> Frontend {

@@ -49,10 +49,7 @@ impl Ids {
 
     /// Marks the ids that a kernel map holds already; only before the first allocation.
     pub fn adopt(&mut self, used: impl IntoIterator<Item = u32>) {
-        let mut used: Vec<u32> = used
-            .into_iter()
-            .filter(|id| *id > 0 && *id < self.capacity)
-            .collect();
+        let mut used: Vec<u32> = used.into_iter().filter(|id| *id > 0 && *id < self.capacity).collect();
         used.sort_unstable();
         used.dedup();
         let mut expected = 1;
@@ -155,12 +152,7 @@ impl Space {
     /// # Errors
     /// When no free range is long enough.
     pub fn take(&mut self, len: u32) -> Result<u32, Full> {
-        let Some((offset, room)) = self
-            .free
-            .iter()
-            .map(|(o, l)| (*o, *l))
-            .find(|(_, l)| *l >= len)
-        else {
+        let Some((offset, room)) = self.free.iter().map(|(o, l)| (*o, *l)).find(|(_, l)| *l >= len) else {
             return Err(Full {
                 what: self.what,
                 capacity: self.capacity,
@@ -176,18 +168,10 @@ impl Space {
 
     /// Marks a range as in use; false if part of it is not free.
     pub fn adopt(&mut self, offset: u32, len: u32) -> bool {
-        let Some((start, room)) = self
-            .free
-            .range(..=offset)
-            .next_back()
-            .map(|(o, l)| (*o, *l))
-        else {
+        let Some((start, room)) = self.free.range(..=offset).next_back().map(|(o, l)| (*o, *l)) else {
             return false;
         };
-        let (end, room_end) = (
-            u64::from(offset) + u64::from(len),
-            u64::from(start) + u64::from(room),
-        );
+        let (end, room_end) = (u64::from(offset) + u64::from(len), u64::from(start) + u64::from(room));
         if len == 0 || end > room_end {
             return false;
         }

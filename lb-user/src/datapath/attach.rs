@@ -24,7 +24,7 @@ use aya::{
 use thiserror::Error;
 
 use super::{
-    load::{FOLLOWING, LoadError, Mode, REWRITING},
+    load::{FOLLOWING, LoadError, Mode, PACKET, REWRITING},
     pins::Pins,
     syscall,
 };
@@ -79,6 +79,14 @@ pub enum AttachError {
     Swap {
         /// The link's name.
         link: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The pins of another version.
+    #[error("cannot replace the pins of another version in {}: {source}", folder.display())]
+    Predecessor {
+        /// Their folder.
+        folder: PathBuf,
         /// The cause.
         source: io::Error,
     },
@@ -259,8 +267,15 @@ impl Attachments {
                 Done::InPlace
             } else {
                 let fd = program.fd().map_err(|e| failed(io::Error::other(e)))?;
-                syscall::link_update(link.as_fd(), fd.as_fd()).map_err(failed)?;
-                Done::Swapped
+                match syscall::link_update(link.as_fd(), fd.as_fd()) {
+                    Ok(()) => Done::Swapped,
+                    // A link of another type of program, of whatever origin: it cannot become ours.
+                    Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                        std::fs::remove_file(&path).map_err(failed)?;
+                        return Ok(None);
+                    }
+                    Err(error) => return Err(failed(error)),
+                }
             };
             self.held.insert(name.to_owned(), Held::Pinned);
             return Ok(Some(done));
@@ -292,6 +307,33 @@ impl Attachments {
                         source,
                     });
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves another version's pinned links to our pins, where we have none, so that the next attach swaps their programs.
+    ///
+    /// Links that this version does not use stay where they are.
+    ///
+    /// # Errors
+    /// When a pin cannot be moved.
+    pub fn adopt(&mut self, other: &Pins, interfaces: &[String]) -> Result<(), AttachError> {
+        let Some(pins) = &self.pins else { return Ok(()) };
+        let failed = |source| AttachError::Predecessor {
+            folder: other.folder(),
+            source,
+        };
+        let packet = |link: &str| {
+            PACKET
+                .iter()
+                .filter_map(|program| link.strip_prefix(program)?.strip_prefix('-'))
+                .any(|interface| interfaces.iter().any(|ours| ours == interface))
+        };
+        for link in other.links().map_err(failed)? {
+            let used = FOLLOWING.contains(&&*link) || REWRITING.contains(&&*link) || packet(&link);
+            if used && !pins.link(&link).exists() {
+                std::fs::rename(other.link(&link), pins.link(&link)).map_err(failed)?;
             }
         }
         Ok(())

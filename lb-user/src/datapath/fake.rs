@@ -49,7 +49,7 @@ pub enum Fault {
 #[derive(Clone, Debug)]
 pub struct Memory {
     capacity: Capacity,
-    /// How many memberships fit.
+    /// How many memberships fit, where the map is smaller than the compiler believes.
     pub max_memberships: usize,
     /// How many frontends fit, where the map is smaller than the compiler believes.
     pub max_frontends: usize,
@@ -80,7 +80,7 @@ impl Memory {
     pub fn new(capacity: Capacity) -> Self {
         Self {
             capacity,
-            max_memberships: names::MAX_MEMBERS as usize,
+            max_memberships: capacity.memberships as usize,
             max_frontends: capacity.frontends as usize,
             fault: Fault::None,
             writes: 0,
@@ -122,13 +122,17 @@ impl Memory {
             }
             Phase::PutBackends => {
                 for (id, backend) in &plan.put_backends {
-                    self.write(names::BACKENDS, (*id, 1), each, |this| this.backends[*id as usize] = *backend)?;
+                    self.write(names::BACKENDS, (*id, 1), each, |this| {
+                        this.backends[*id as usize] = *backend
+                    })?;
                 }
             }
             Phase::WriteTables => {
                 for table in &plan.tables {
                     let range = (table.offset, elements_for(table.slots.len() as u32));
-                    self.write(names::TABLES, range, each, |this| this.write_table(table.offset, &table.slots))?;
+                    self.write(names::TABLES, range, each, |this| {
+                        this.write_table(table.offset, &table.slots)
+                    })?;
                 }
             }
             Phase::WriteLists => {
@@ -304,12 +308,17 @@ impl Maps for Memory {
 
     fn table(&self, offset: u32, slots: u32) -> Result<Vec<u16>, WindowError> {
         let end = u64::from(offset) + u64::from(elements_for(slots));
-        let elements = self.tables.get(offset as usize..end as usize).ok_or(WindowError::Beyond {
-            first: offset,
-            end,
-            len: self.tables.len() as u32,
-        })?;
-        Ok((0..slots).map(|slot| slot_of(elements[(slot / SLOTS_PER_ELEMENT) as usize], slot)).collect())
+        let elements = self
+            .tables
+            .get(offset as usize..end as usize)
+            .ok_or(WindowError::Beyond {
+                first: offset,
+                end,
+                len: self.tables.len() as u32,
+            })?;
+        Ok((0..slots)
+            .map(|slot| slot_of(elements[(slot / SLOTS_PER_ELEMENT) as usize], slot))
+            .collect())
     }
 
     fn backend_counter(&self, id: u32) -> Result<BackendCounters, MapsError> {

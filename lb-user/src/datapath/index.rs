@@ -6,11 +6,7 @@
 use std::collections::HashMap as StdMap;
 
 use aya::maps::{HashMap, MapData};
-use lb_common::{
-    backend::{Backend, state},
-    frontend::FrontendKey,
-    maps as names,
-};
+use lb_common::{backend::Backend, frontend::FrontendKey, maps as names};
 
 use super::kernel::{MapsError, put, remove};
 
@@ -27,7 +23,7 @@ pub(super) struct BackendIndex {
 }
 
 impl BackendIndex {
-    /// Brings the map to what these backends say: an earlier agent may have left another state, or none.
+    /// Brings the map to what these backends (none of them vacant) say: an earlier agent may have left another state, or none.
     pub(super) fn rebuild(
         map: HashMap<MapData, FrontendKey, u32>,
         backends: impl IntoIterator<Item = (u32, Backend)>,
@@ -37,15 +33,18 @@ impl BackendIndex {
             users: Users::default(),
         };
         for (id, backend) in backends {
-            if backend.state != state::VACANT {
-                this.add(id, backend_key(&backend))?;
-            }
+            this.add(id, backend_key(&backend))?;
         }
         let held: Vec<FrontendKey> = this.map.keys().flatten().collect();
         for key in held.iter().filter(|key| !this.users.has(key)) {
             remove(names::BACKEND_INDEX, &mut this.map, key)?;
         }
         Ok(this)
+    }
+
+    /// Entries of the map, counted by walking it.
+    pub(super) fn len(&self) -> usize {
+        self.map.keys().flatten().count()
     }
 
     /// Enters a backend; again is no harm.

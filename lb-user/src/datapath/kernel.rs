@@ -116,16 +116,12 @@ impl Kernel {
     ///
     /// # Errors
     /// When a map is missing, or a pinned one has another layout.
-    pub fn take(
-        object: &mut Ebpf,
-        index_backends: bool,
-    ) -> Result<(Self, RingBuf<MapData>), LoadError> {
+    pub fn take(object: &mut Ebpf, index_backends: bool) -> Result<(Self, RingBuf<MapData>), LoadError> {
         let mut facts = BTreeMap::new();
         for name in names::STATE_MAPS.into_iter().chain(names::SOCKET_MAPS) {
             facts.insert(name, facts_of(object, name)?);
         }
-        let events =
-            RingBuf::try_from(take(object, names::EVENTS)?).map_err(map_error(names::EVENTS))?;
+        let events = RingBuf::try_from(take(object, names::EVENTS)?).map_err(map_error(names::EVENTS))?;
         let index: HashMap<MapData, FrontendKey, u32> = hash(object, names::BACKEND_INDEX)?;
         let mut kernel = Self {
             frontends: hash(object, names::FRONTENDS)?,
@@ -141,14 +137,17 @@ impl Kernel {
             udp_reverse: hash(object, names::UDP_REVERSE)?,
             udp_sockets: hash(object, names::UDP_SOCKETS)?,
             opted_out: hash(object, names::OPTED_OUT)?,
-            counters: PerCpuArray::try_from(take(object, names::COUNTERS)?)
-                .map_err(map_error(names::COUNTERS))?,
+            counters: PerCpuArray::try_from(take(object, names::COUNTERS)?).map_err(map_error(names::COUNTERS))?,
             index: None,
             facts,
         };
         if index_backends {
             let mut held = Vec::new();
-            scan(names::BACKENDS, &kernel.backends, |id, backend| held.push((id, backend)))?;
+            scan(names::BACKENDS, &kernel.backends, |id, backend| {
+                if backend.state != state::VACANT {
+                    held.push((id, backend));
+                }
+            })?;
             kernel.index = Some(BackendIndex::rebuild(index, held)?);
         }
         Ok((kernel, events))
@@ -163,6 +162,7 @@ impl Kernel {
             backends: self.backends.len(),
             lists: self.lists.len().min(1 << lb_common::set::OFFSET_BITS),
             tables: self.tables.len(),
+            memberships: self.limit(names::MEMBERS),
         }
     }
 
@@ -171,7 +171,9 @@ impl Kernel {
     /// # Errors
     /// When a map has no room, or the kernel refuses.
     pub fn apply(&mut self, plan: &Plan) -> Result<(), MapsError> {
-        Phase::ORDER.into_iter().try_for_each(|phase| self.carry_out(phase, plan))
+        Phase::ORDER
+            .into_iter()
+            .try_for_each(|phase| self.carry_out(phase, plan))
     }
 
     fn carry_out(&mut self, phase: Phase, plan: &Plan) -> Result<(), MapsError> {
@@ -258,69 +260,44 @@ impl Kernel {
             .map(|t| (t.offset, elements_for(t.slots.len() as u32)))
             .collect();
         ranges.sort_unstable();
-        each_window(
-            names::TABLES,
-            &self.tables,
-            ranges.into_iter(),
-            |window, at, offset| {
-                for (i, four) in by_offset[&offset]
-                    .slots
-                    .chunks(SLOTS_PER_ELEMENT as usize)
-                    .enumerate()
-                {
-                    let element = four
-                        .iter()
-                        .rev()
-                        .fold(0u64, |e, slot| e << 16 | u64::from(*slot));
-                    window.set(at + i as u32, element);
-                }
-            },
-        )
+        each_window(names::TABLES, &self.tables, ranges.into_iter(), |window, at, offset| {
+            for (i, four) in by_offset[&offset].slots.chunks(SLOTS_PER_ELEMENT as usize).enumerate() {
+                let element = four.iter().rev().fold(0u64, |e, slot| e << 16 | u64::from(*slot));
+                window.set(at + i as u32, element);
+            }
+        })
     }
 
     fn write_lists(&mut self, lists: &[ListWrite]) -> Result<(), MapsError> {
         let by_offset: StdMap<u32, &ListWrite> = lists.iter().map(|l| (l.offset, l)).collect();
-        let mut ranges: Vec<(u32, u32)> = lists
-            .iter()
-            .map(|l| (l.offset, l.members.len() as u32 + 1))
-            .collect();
+        let mut ranges: Vec<(u32, u32)> = lists.iter().map(|l| (l.offset, l.members.len() as u32 + 1)).collect();
         ranges.sort_unstable();
-        each_window(
-            names::LISTS,
-            &self.lists,
-            ranges.into_iter(),
-            |window, at, offset| {
-                let list = by_offset[&offset];
-                let header = ListEntry {
-                    a: list.table,
-                    b: list.slots,
+        each_window(names::LISTS, &self.lists, ranges.into_iter(), |window, at, offset| {
+            let list = by_offset[&offset];
+            let header = ListEntry {
+                a: list.table,
+                b: list.slots,
+                c: 0,
+            };
+            window.set(at, header);
+            for (i, (backend_id, weight)) in list.members.iter().enumerate() {
+                let member = ListEntry {
+                    a: *backend_id,
+                    b: u32::from(*weight),
                     c: 0,
                 };
-                window.set(at, header);
-                for (i, (backend_id, weight)) in list.members.iter().enumerate() {
-                    let member = ListEntry {
-                        a: *backend_id,
-                        b: u32::from(*weight),
-                        c: 0,
-                    };
-                    window.set(at + 1 + i as u32, member);
-                }
-            },
-        )
+                window.set(at + 1 + i as u32, member);
+            }
+        })
     }
 
     fn flip(&mut self, words: impl Iterator<Item = (u32, SetWord)>) -> Result<(), MapsError> {
         let words: StdMap<u32, SetWord> = words.collect();
         let mut ids: Vec<(u32, u32)> = words.keys().map(|id| (*id, 1)).collect();
         ids.sort_unstable();
-        each_window(
-            names::SETS,
-            &self.sets,
-            ids.into_iter(),
-            |window, at, id| {
-                window.publish(at, words[&id].0);
-            },
-        )
+        each_window(names::SETS, &self.sets, ids.into_iter(), |window, at, id| {
+            window.publish(at, words[&id].0);
+        })
     }
 
     /// Reads all state back.
@@ -334,9 +311,7 @@ impl Kernel {
             contents.frontends.insert(key, value);
         }
         for key in self.memberships.keys() {
-            contents
-                .memberships
-                .insert(key.map_err(read_error(names::MEMBERS))?);
+            contents.memberships.insert(key.map_err(read_error(names::MEMBERS))?);
         }
         scan(names::BACKENDS, &self.backends, |id, backend| {
             if backend.state != state::VACANT {
@@ -348,11 +323,7 @@ impl Kernel {
                 contents.sets.insert(id, SetWord(word));
             }
         })?;
-        let mut lists: Vec<(u32, SetWord)> = contents
-            .sets
-            .iter()
-            .map(|(id, word)| (*id, *word))
-            .collect();
+        let mut lists: Vec<(u32, SetWord)> = contents.sets.iter().map(|(id, word)| (*id, *word)).collect();
         lists.sort_by_key(|(_, word)| word.offset());
         let mut hashes: StdMap<(u32, u32), u64> = StdMap::new();
         for (id, word) in lists {
@@ -367,14 +338,8 @@ impl Kernel {
         Ok(contents)
     }
 
-    fn list(
-        &self,
-        word: SetWord,
-        hashes: &mut StdMap<(u32, u32), u64>,
-    ) -> Result<List, WindowError> {
-        let window = self
-            .lists
-            .window(word.offset(), u32::from(word.count()) + 1)?;
+    fn list(&self, word: SetWord, hashes: &mut StdMap<(u32, u32), u64>) -> Result<List, WindowError> {
+        let window = self.lists.window(word.offset(), u32::from(word.count()) + 1)?;
         let header = window.get(0);
         let members = (1..window.len())
             .map(|i| window.get(i))
@@ -410,9 +375,7 @@ impl Kernel {
         if word.count() == 0 {
             return Ok(Vec::new());
         }
-        let window = self
-            .lists
-            .window(word.offset() + 1, u32::from(word.count()))?;
+        let window = self.lists.window(word.offset() + 1, u32::from(word.count()))?;
         Ok((0..window.len()).map(|i| window.get(i).c).collect())
     }
 
@@ -420,11 +383,7 @@ impl Kernel {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn backend_counters(
-        &self,
-        end: u32,
-        mut each: impl FnMut(u32, BackendCounters),
-    ) -> Result<(), MapsError> {
+    pub fn backend_counters(&self, end: u32, mut each: impl FnMut(u32, BackendCounters)) -> Result<(), MapsError> {
         scan_to(names::BACKEND_STATS, &self.backend_stats, end, &mut each)
     }
 
@@ -478,11 +437,7 @@ impl Kernel {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn service_counters(
-        &self,
-        end: u32,
-        mut each: impl FnMut(u32, ServiceCounters),
-    ) -> Result<(), MapsError> {
+    pub fn service_counters(&self, end: u32, mut each: impl FnMut(u32, ServiceCounters)) -> Result<(), MapsError> {
         scan_to(names::SERVICE_STATS, &self.service_stats, end, &mut each)
     }
 
@@ -493,10 +448,7 @@ impl Kernel {
     pub fn counters(&self) -> Result<Vec<u64>, MapsError> {
         (0..counter::COUNTERS)
             .map(|i| {
-                let values = self
-                    .counters
-                    .get(&i, 0)
-                    .map_err(read_error(names::COUNTERS))?;
+                let values = self.counters.get(&i, 0).map_err(read_error(names::COUNTERS))?;
                 Ok(values.iter().sum())
             })
             .collect()
@@ -555,6 +507,7 @@ impl Kernel {
             names::UDP_REVERSE => self.udp_reverse.keys().flatten().count(),
             names::UDP_SOCKETS => self.udp_sockets.keys().flatten().count(),
             names::OPTED_OUT => self.opted_out.keys().flatten().count(),
+            names::BACKEND_INDEX => self.index.as_ref()?.len(),
             _ => return None,
         };
         Some(count as u64)
@@ -609,15 +562,13 @@ fn each_window<T: aya::Pod>(
     while let Some((first, len)) = ranges.next() {
         let mut batch = vec![(first, len)];
         let mut end = first.saturating_add(len);
-        while let Some((offset, len)) = ranges.next_if(|(offset, len)| {
-            offset.saturating_add(*len).saturating_sub(first) <= WINDOW && *offset >= first
-        }) {
+        while let Some((offset, len)) = ranges
+            .next_if(|(offset, len)| offset.saturating_add(*len).saturating_sub(first) <= WINDOW && *offset >= first)
+        {
             batch.push((offset, len));
             end = end.max(offset.saturating_add(len));
         }
-        let mut window = array
-            .window(first, end - first)
-            .map_err(window_error(map))?;
+        let mut window = array.window(first, end - first).map_err(window_error(map))?;
         for (offset, _) in batch {
             each(&mut window, offset - first, offset);
         }
@@ -625,11 +576,7 @@ fn each_window<T: aya::Pod>(
     Ok(())
 }
 
-fn scan<T: aya::Pod>(
-    map: &'static str,
-    array: &Array<T>,
-    mut each: impl FnMut(u32, T),
-) -> Result<(), MapsError> {
+fn scan<T: aya::Pod>(map: &'static str, array: &Array<T>, mut each: impl FnMut(u32, T)) -> Result<(), MapsError> {
     scan_to(map, array, array.len(), &mut each)
 }
 
@@ -673,11 +620,7 @@ pub(super) fn remove<K: aya::Pod, V: aya::Pod>(
     match from.remove(key) {
         // Removing what is not there is the wanted end.
         Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-        Err(MapError::SyscallError(error))
-            if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
-        {
-            Ok(())
-        }
+        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         Err(source) => Err(MapsError::Map {
             operation: "delete from",
             map,

@@ -91,7 +91,7 @@ pub enum LoadError {
         source: EbpfError,
     },
     /// A program.
-    #[error("the kernel refuses program {program}: {source}")]
+    #[error("the kernel refuses program {program}: {source}{}", hint(.source))]
     Program {
         /// Its name.
         program: &'static str,
@@ -126,14 +126,18 @@ pub enum LoadError {
     },
 }
 
-fn hint(error: &EbpfError) -> &'static str {
-    if format!("{error:?}").contains("PermissionDenied")
-        || format!("{error:?}").contains("code: 1,")
-    {
-        "; root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, are needed"
-    } else {
-        ""
+/// What to do about a refusal for want of a capability; nothing about other causes.
+fn hint(error: &(dyn std::error::Error + 'static)) -> &'static str {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<io::Error>()
+            && matches!(io.raw_os_error(), Some(libc::EPERM | libc::EACCES))
+        {
+            return "; root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, are needed";
+        }
+        cause = error.source();
     }
+    ""
 }
 
 /// The hooks of balance mode that rewrite, by program name.

@@ -13,6 +13,7 @@ use rtnetlink::{
     packet_route::{
         address::AddressHeaderFlags,
         link::{InfoData, InfoKind, InfoVeth},
+        route::{RouteScope, RouteType},
     },
 };
 
@@ -70,6 +71,21 @@ pub fn add_default_route(netns: &Netns, device: &str, gateway: IpAddr) -> Result
     };
     with_netlink(netns, async |handle| handle.route().add(route).execute().await)?
         .doing(|| format!("route everything on {device} through {gateway}"))
+}
+
+/// Makes every address of a block the namespace's own, so that one listener answers for all of them.
+pub fn own_block(netns: &Netns, first: Ipv4Addr, prefix_len: u8) -> Result<()> {
+    /// The table of a host's own addresses.
+    const LOCAL_TABLE: u32 = 255;
+    let route = RouteMessageBuilder::<Ipv4Addr>::new()
+        .destination_prefix(first, prefix_len)
+        .output_interface(index_of(netns, "lo")?)
+        .table_id(LOCAL_TABLE)
+        .scope(RouteScope::Host)
+        .kind(RouteType::Local)
+        .build();
+    with_netlink(netns, async |handle| handle.route().add(route).execute().await)?
+        .doing(|| format!("own {first}/{prefix_len}"))
 }
 
 /// Looks a device's index up by its name.

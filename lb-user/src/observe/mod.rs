@@ -8,12 +8,21 @@ pub mod ring;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::atomic::{AtomicU64, Ordering},
+    net::SocketAddr,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use lb_common::event::{ConnRecord, outcome};
+use lb_common::{
+    addr::{Addr, Port},
+    event::{ConnRecord, PacketRecord, outcome, tcp_flag},
+    frontend::FrontendKey,
+};
 
 use crate::analysis::{
+    passage::{Ends, Packet, Passages},
     reuse::{self, ClientTuple, ReuseConfig, ReuseTracker},
     window::{Reading, Window},
 };
@@ -59,12 +68,47 @@ impl UsableBackends {
     }
 }
 
+/// Whose address is whose, for the packets of observed interfaces: (Service id, backend id; 0 for a frontend).
+#[derive(Debug, Default)]
+pub struct Directory {
+    entries: RwLock<HashMap<FrontendKey, (u32, u32)>>,
+}
+
+impl Directory {
+    /// Files an address.
+    pub fn put(&self, key: FrontendKey, service_id: u32, backend_id: u32) {
+        self.write().insert(key, (service_id, backend_id));
+    }
+
+    /// Forgets an address, if it still is this Service's.
+    pub fn remove(&self, key: &FrontendKey, service_id: u32) {
+        let mut entries = self.write();
+        if entries.get(key).is_some_and(|(owner, _)| *owner == service_id) {
+            entries.remove(key);
+        }
+    }
+
+    fn find(&self, key: &FrontendKey) -> Option<(u32, u32)> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(key).copied()
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<FrontendKey, (u32, u32)>> {
+        // Each entry is written whole: a panic elsewhere leaves nothing half done.
+        self.entries.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Connections through observed interfaces that are followed at once.
+const MAX_PASSAGES: usize = 65_536;
+
 /// All that is kept of what the kernel told.
 #[derive(Debug)]
 pub struct Observation {
     reuse: ReuseTracker,
     latencies: HashMap<u32, Buckets>,
     windows: HashMap<u32, BTreeMap<u32, Window>>,
+    passages: Passages,
+    directory: Arc<Directory>,
     /// Records taken.
     pub records: u64,
     /// Packet records taken.
@@ -75,7 +119,7 @@ pub struct Observation {
 
 impl Observation {
     /// Nothing seen yet; `horizon_ns` is the longest interval that counts as tuple reuse.
-    pub fn new(horizon_ns: u64) -> Self {
+    pub fn new(horizon_ns: u64, directory: Arc<Directory>) -> Self {
         Self {
             reuse: ReuseTracker::new(ReuseConfig {
                 horizon_ns,
@@ -83,6 +127,8 @@ impl Observation {
             }),
             latencies: HashMap::new(),
             windows: HashMap::new(),
+            passages: Passages::new(MAX_PASSAGES),
+            directory,
             records: 0,
             packets: 0,
             malformed: 0,
@@ -93,7 +139,7 @@ impl Observation {
     pub fn take(&mut self, bytes: &[u8], usable: &UsableBackends) {
         match decode::record(bytes) {
             Ok(Record::Connection(record)) => self.connection(&record, usable),
-            Ok(Record::Packet(_)) => self.packets += 1,
+            Ok(Record::Packet(record)) => self.packet(&record, usable),
             Err(error) => self.count_malformed(error),
         }
     }
@@ -132,6 +178,49 @@ impl Observation {
             },
             |id, _| usable.get(id),
         );
+    }
+
+    /// A packet of an observed interface; the connections that it ends are tuple uses like those of sockets here.
+    fn packet(&mut self, record: &PacketRecord, usable: &UsableBackends) {
+        self.packets += 1;
+        let at = |addr: Addr, port: Port| SocketAddr::new(addr.into(), port.get());
+        let packet = Packet {
+            src: at(record.src, record.src_port),
+            dst: at(record.dst, record.dst_port),
+            syn: record.flags & tcp_flag::SYN != 0,
+            ack: record.flags & tcp_flag::ACK != 0,
+            fin: record.flags & tcp_flag::FIN != 0,
+            rst: record.flags & tcp_flag::RST != 0,
+            time_ns: record.time_ns,
+        };
+        let Some(passage) = self.passages.take(&packet) else { return };
+        let Ends { client, server } = passage.ends;
+        let key = FrontendKey::new(server.ip().into(), Port::new(server.port()), record.proto);
+        let Some((service, backend)) = self.directory.find(&key) else {
+            return;
+        };
+        self.reuse.push(
+            reuse::ConnRecord {
+                start_ns: passage.start_ns,
+                end_ns: passage.end_ns,
+                tuple: ClientTuple {
+                    netns: 0,
+                    client: octets(client.ip().into()),
+                    vip: octets(server.ip().into()),
+                    client_port: client.port(),
+                    vip_port: server.port(),
+                    protocol: record.proto,
+                },
+                service,
+                backend,
+            },
+            |id, _| usable.get(id),
+        );
+    }
+
+    /// Connections through observed interfaces: followed now, and dropped for want of room.
+    pub fn passages(&self) -> (usize, u64) {
+        (self.passages.len(), self.passages.dropped())
     }
 
     /// Says what time it is, by the kernel's monotonic clock: records that were held back for order are judged.
@@ -180,7 +269,7 @@ impl Observation {
     }
 }
 
-fn octets(addr: lb_common::addr::Addr) -> [u8; 16] {
+fn octets(addr: Addr) -> [u8; 16] {
     let mut octets = [0; 16];
     for (chunk, word) in octets.chunks_exact_mut(4).zip(addr.words) {
         chunk.copy_from_slice(&word.to_ne_bytes());
@@ -197,10 +286,7 @@ pub fn monotonic_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lb_common::{
-        addr::{Addr, Port},
-        event::kind,
-    };
+    use lb_common::event::kind;
 
     fn record(port: u16, backend_id: u32, start_ns: u64, end_ns: u64) -> ConnRecord {
         ConnRecord {
@@ -227,7 +313,7 @@ mod tests {
         let usable = UsableBackends::new(128);
         usable.set(1, true);
         usable.set(65, true);
-        let mut seen = Observation::new(120_000_000_000);
+        let mut seen = Observation::new(120_000_000_000, Arc::default());
         let second = 1_000_000_000;
         seen.connection(&record(4000, 1, second, 2 * second), &usable);
         seen.connection(&record(4000, 1, 3 * second, 4 * second), &usable);
@@ -243,6 +329,46 @@ mod tests {
         assert_eq!(latencies.cumulative().next(), Some((CONNECT_EDGES[0], 5)), "70 µs lies below the first edge");
         seen.keep_services(|_| false);
         assert!(seen.latencies(1).is_none());
+    }
+
+    #[test]
+    fn connections_that_pass_through_are_tuple_uses_as_well() {
+        let (usable, directory) = (UsableBackends::new(128), Arc::new(Directory::default()));
+        usable.set(9, true);
+        let backend = FrontendKey::new(Addr::from_v4(7), Port::new(8080), 6);
+        directory.put(backend, 3, 9);
+        let mut seen = Observation::new(120_000_000_000, directory.clone());
+        let send = |seen: &mut Observation, forth: bool, flags: u8, time_ns: u64| {
+            let (client, server) = ((Addr::from_v4(1), Port::new(4000)), (backend.addr, backend.port));
+            let ((src, src_port), (dst, dst_port)) = if forth { (client, server) } else { (server, client) };
+            let record = PacketRecord {
+                kind: kind::PACKET,
+                ifindex: 2,
+                time_ns,
+                src,
+                dst,
+                src_port,
+                dst_port,
+                flags,
+                proto: 6,
+                direction: 0,
+                pad: 0,
+            };
+            seen.packet(&record, &usable);
+        };
+        for second in 0..3 {
+            let t = (second + 1) * 1_000_000_000;
+            send(&mut seen, true, tcp_flag::SYN, t);
+            send(&mut seen, false, tcp_flag::SYN | tcp_flag::ACK, t + 1);
+            send(&mut seen, false, tcp_flag::FIN | tcp_flag::ACK, t + 2);
+            send(&mut seen, true, tcp_flag::FIN | tcp_flag::ACK, t + 3);
+        }
+        seen.advance(100_000_000_000, &usable);
+        let counts = seen.reuse().service(3).expect("the backend's Service");
+        assert_eq!((counts.connections, counts.same_backend), (3, 2));
+        assert_eq!(seen.packets, 12);
+        directory.remove(&backend, 4);
+        assert!(directory.find(&backend).is_some(), "another Service's removal does not forget it");
     }
 
     #[test]

@@ -187,6 +187,9 @@ fn watch(
             state.struck += 1;
             return status(410, "Expired", "too old resource version");
         }
+        if state.expired_by_status && state.store.is_expired(version) {
+            return status(410, "Expired", "too old resource version");
+        }
         if version > state.store.version() {
             return status(504, "Timeout", "Too large resource version");
         }

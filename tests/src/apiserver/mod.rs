@@ -64,6 +64,8 @@ struct State {
     requests: std::collections::BTreeMap<Resource, Requests>,
     /// Requests that met the fault.
     struck: u64,
+    /// Whether a watch from a forgotten version is refused with HTTP 410 instead of opened and ended with an event.
+    expired_by_status: bool,
 }
 
 impl Shared {
@@ -124,6 +126,11 @@ impl ApiServer {
     /// Forgets all events so far: watches from older versions, and lists that are under way, meet 410.
     pub fn compact(&self) {
         self.shared.state().store.compact();
+    }
+
+    /// How a watch from a forgotten version learns of it: by HTTP 410, or (as at first) by an event on an open watch.
+    pub fn say_expired_by_status(&self, by_status: bool) {
+        self.shared.state().expired_by_status = by_status;
     }
 
     /// Goes back to a lower version counter, as after a restored backup; objects stay as they are.

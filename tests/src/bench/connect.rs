@@ -1,0 +1,178 @@
+//! What a connect costs more than a direct one: the hooks alone, with per-socket state, with observation, and nftables.
+//!
+//! The arms take turns in blocks, forwards and then backwards (ABBA), so that drift of the machine meets all of them
+//! alike. What is added is the difference to the direct blocks of the same round, and of these differences the median.
+//! Every arm dials one Service of 1,000 (the direct one dials that Service's endpoints), through the same kind of veth
+//! pair. Both ends' sockets are in the arm's cgroup. Run statistics are off.
+
+use std::net::SocketAddrV4;
+use std::num::NonZeroU16;
+
+use anyhow::Result;
+use lb_user::lab::{ChildCgroup, Netns, nft};
+
+use super::{
+    Bench,
+    dial::{self, Acceptor, Times},
+    place::{Datapath, Place, Programs, enter},
+    population::Population,
+    report::Metric,
+    stats,
+};
+
+const SERVICES: u32 = 1_000;
+const ENDPOINTS: u32 = 10;
+/// Connections of one block.
+const BLOCK: usize = 256;
+/// Rounds of one block an arm: 20,480 connections an arm.
+const ROUNDS: usize = 80;
+
+struct Arm<'p> {
+    name: &'static str,
+    cgroup: ChildCgroup,
+    place: &'p Place,
+    _server: Acceptor,
+    targets: Vec<SocketAddrV4>,
+    rounds: Vec<Times>,
+    _datapath: Option<Datapath>,
+}
+
+impl<'p> Arm<'p> {
+    fn new(
+        bench: &Bench,
+        place: &'p Place,
+        name: &'static str,
+        port: u16,
+        programs: Option<Programs>,
+    ) -> Result<Self> {
+        let port = NonZeroU16::new(port).expect("ports of arms are not 0");
+        let cgroup = bench.home.below(name)?;
+        let population = Population::new(SERVICES, ENDPOINTS, port);
+        let datapath = match programs {
+            Some(programs) => {
+                let mut datapath = Datapath::new(cgroup.path(), programs)?;
+                datapath.fill(&population)?;
+                Some(datapath)
+            }
+            None => None,
+        };
+        // The server's sockets belong to the cgroup too.
+        enter(&cgroup)?;
+        let server = place.serve(port)?;
+        let targets = match name {
+            "direct" => (0..ENDPOINTS).map(|n| population.endpoint(0, n)).collect(),
+            _ => vec![population.frontend(0)],
+        };
+        if name == "nftables" {
+            nft::load(&place.client, &nft::render_all(&population.rules()))?;
+        }
+        Ok(Self {
+            name,
+            cgroup,
+            place,
+            _server: server,
+            targets,
+            rounds: Vec::new(),
+            _datapath: datapath,
+        })
+    }
+
+    fn run(&mut self, bench: &Bench, count: usize) -> Result<Times> {
+        bench.check()?;
+        enter(&self.cgroup)?;
+        self.place.client.enter_current_thread()?;
+        let mut times = Times::default();
+        let mut targets = self.targets.iter().copied().cycle();
+        dial::block(&mut targets, count, &mut times)?;
+        Ok(times)
+    }
+}
+
+/// Measures all arms.
+pub(super) fn measure(bench: &mut Bench) -> Result<()> {
+    let (plain, ruled) = (Place::new()?, Place::new()?);
+    let mut arms = vec![
+        Arm::new(bench, &plain, "direct", 8001, None)?,
+        Arm::new(bench, &plain, "hook", 8002, Some(Programs::Hook))?,
+        Arm::new(bench, &plain, "state", 8003, Some(Programs::State))?,
+        Arm::new(bench, &plain, "evenkeel", 8004, Some(Programs::All))?,
+        Arm::new(bench, &ruled, "nftables", 8005, None)?,
+    ];
+    let own = Netns::current()?;
+    let measured = rounds(bench, &mut arms);
+    own.enter_current_thread()?;
+    enter(&bench.home)?;
+    measured?;
+    report(bench, &mut arms);
+    Ok(())
+}
+
+fn rounds(bench: &Bench, arms: &mut [Arm<'_>]) -> Result<()> {
+    for arm in arms.iter_mut() {
+        // Warms caches, branch predictors and the namespace's neighbour entries.
+        arm.run(bench, BLOCK)?;
+    }
+    for round in 0..ROUNDS {
+        let order: Vec<usize> = if round % 2 == 0 {
+            (0..arms.len()).collect()
+        } else {
+            (0..arms.len()).rev().collect()
+        };
+        for at in order {
+            let times = arms[at].run(bench, BLOCK)?;
+            arms[at].rounds.push(times);
+        }
+        if round % 20 == 19 {
+            bench.say(&format!("connect: {} of {ROUNDS} rounds", round + 1));
+        }
+    }
+    Ok(())
+}
+
+/// One statistic of each round.
+fn by_round(arm: &mut Arm<'_>, pick: impl Fn(&mut Times) -> f64) -> Vec<f64> {
+    arm.rounds.iter_mut().map(pick).collect()
+}
+
+fn report(bench: &mut Bench, arms: &mut [Arm<'_>]) {
+    type Pick = fn(&mut Times) -> f64;
+    let picks: [Pick; 4] = [
+        |times| stats::quantile(&mut times.connect, 0.01),
+        |times| stats::min(&times.connect),
+        |times| stats::median(&mut times.connect),
+        |times| stats::quantile(&mut times.close, 0.01),
+    ];
+    let (direct, others) = arms.split_at_mut(1);
+    let base: Vec<Vec<f64>> = picks.iter().map(|pick| by_round(&mut direct[0], pick)).collect();
+    let samples = ROUNDS * BLOCK;
+    bench.report.add(
+        Metric::new("connect_us_p1.direct", "us", stats::median(&mut base[0].clone()), samples)
+            .with("min", stats::median(&mut base[1].clone()))
+            .with("p50", stats::median(&mut base[2].clone()))
+            .with("close_p1", stats::median(&mut base[3].clone())),
+    );
+    for arm in others {
+        let added: Vec<f64> = picks
+            .iter()
+            .zip(&base)
+            .map(|(pick, base)| {
+                let own = by_round(arm, pick);
+                let mut differences: Vec<f64> = own.iter().zip(base).map(|(own, base)| own - base).collect();
+                stats::median(&mut differences)
+            })
+            .collect();
+        bench.report.add(
+            Metric::new(format!("connect_added_us_p1.{}", arm.name), "us", added[0], samples)
+                .with("min", added[1])
+                .with("p50", added[2])
+                .with("close_p1", added[3])
+                .with("services", SERVICES),
+        );
+    }
+    let nftables = bench.report.value("connect_added_us_p1.nftables");
+    for (arm, bound) in [("hook", 0.06), ("state", 0.15), ("evenkeel", 0.22)] {
+        let own = bench.report.value(&format!("connect_added_us_p1.{arm}"));
+        let share = own.zip(nftables).map(|(own, nftables)| own / nftables);
+        bench.report.at_most(&format!("connect_added.{arm} as a part of nftables'"), share, bound);
+    }
+}

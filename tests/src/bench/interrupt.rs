@@ -1,0 +1,30 @@
+//! Ctrl-C and its like: a flag that measurements ask for, so that everything is removed in the ordinary way.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Result, bail};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+static CAUGHT: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn note(_signal: nix::libc::c_int) {
+    CAUGHT.store(true, Ordering::Relaxed);
+}
+
+/// Catches the signals that end a program from now on.
+pub(super) fn catch() -> Result<()> {
+    let action = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESTART, SigSet::empty());
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        // SAFETY: the handler stores to an atomic and does nothing else.
+        unsafe { sigaction(signal, &action) }?;
+    }
+    Ok(())
+}
+
+/// Fails once a signal has come.
+pub(super) fn check() -> Result<()> {
+    if CAUGHT.load(Ordering::Relaxed) {
+        bail!("interrupted");
+    }
+    Ok(())
+}

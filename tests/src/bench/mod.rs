@@ -1,0 +1,112 @@
+//! The bench: what Evenkeel costs on this kernel, and how well it balances, beside nftables rules as kube-proxy writes them.
+//!
+//! Here live the measurements, one a module, each of which says in its head what it measures and how. Everything happens
+//! in network namespaces, child cgroups and a BPF file system of the bench's own, and is gone when it ends.
+
+mod connect;
+mod dial;
+mod interrupt;
+mod memory;
+mod place;
+mod population;
+mod program;
+mod report;
+mod selection;
+mod stats;
+mod sync;
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+    time::Instant,
+};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use lb_user::lab::ChildCgroup;
+
+use report::Report;
+
+/// Measure what Evenkeel costs and how well it balances
+#[derive(Debug, Parser)]
+#[command(name = "evenkeel-bench", version)]
+struct Args {
+    /// Write what was measured to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Measure these parts alone: connect, program, sync, selection, memory
+    #[arg(long, value_name = "PART,..", value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+/// A part of the bench.
+type Part = (&'static str, fn(&mut Bench) -> Result<()>);
+
+const PARTS: [Part; 5] = [
+    ("connect", connect::measure),
+    ("program", program::measure),
+    ("sync", sync::measure),
+    ("selection", selection::measure),
+    ("memory", memory::measure),
+];
+
+/// What all parts share.
+struct Bench {
+    /// Where this process is between measurements; the arms' cgroups are below it.
+    home: ChildCgroup,
+    report: Report,
+    began: Instant,
+}
+
+impl Bench {
+    /// A line of progress.
+    fn say(&self, what: &str) {
+        // Nobody to read it is no reason to stop.
+        let _ = writeln!(io::stdout(), "[{:6.1} s] {what}", self.began.elapsed().as_secs_f64());
+    }
+
+    /// Fails once the bench is to stop.
+    #[expect(clippy::unused_self, reason = "what may be measured, and for how long, is the bench's to say")]
+    fn check(&self) -> Result<()> {
+        interrupt::check()
+    }
+}
+
+/// Measures, prints, and says by its exit code whether every target was met.
+pub fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "evenkeel-bench: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<usize> {
+    interrupt::catch()?;
+    let home = ChildCgroup::new("bench")?;
+    home.join()?;
+    let (cpu, _) = place::cpus();
+    place::pin(cpu)?;
+    let mut bench = Bench {
+        home,
+        report: Report::default(),
+        began: Instant::now(),
+    };
+    for (name, measure) in PARTS {
+        if args.only.is_empty() || args.only.iter().any(|only| only == name) {
+            bench.say(name);
+            measure(&mut bench).with_context(|| format!("measure {name}"))?;
+        }
+    }
+    if let Some(file) = &args.json {
+        let text = serde_json::to_string_pretty(&bench.report.to_json())?;
+        fs::write(file, text + "\n").with_context(|| format!("write {}", file.display()))?;
+    }
+    writeln!(io::stdout(), "\n{}", bench.report.to_text())?;
+    Ok(bench.report.missed())
+}

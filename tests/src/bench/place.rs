@@ -1,0 +1,218 @@
+//! Where connections are made: two joined namespaces, child cgroups, and the programs of an arm.
+//!
+//! The server's namespace owns 10.128.0.0/9, so that one listener answers for every endpoint that a Service may have.
+
+use std::{
+    fs::{self, File},
+    net::{IpAddr, Ipv4Addr},
+    num::NonZeroU16,
+    os::fd::{AsRawFd, OwnedFd},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+use anyhow::{Context, Result};
+use aya::{
+    Ebpf,
+    maps::{MapData, RingBuf},
+    programs::{CgroupAttachMode, CgroupSock},
+};
+use lb_common::maps::feature;
+use lb_user::{
+    compile::Compiler,
+    datapath::{
+        attach::Attachments,
+        kernel::Kernel,
+        load::{self, Mode, Options, Sizes},
+    },
+    lab::{ChildCgroup, Netns, link},
+    plan::Plan,
+};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    sys::{
+        signal::SigSet,
+        socket::{AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, listen, setsockopt, socket, sockopt::ReuseAddr},
+    },
+    unistd::Pid,
+};
+
+use super::{dial::Acceptor, population::Population};
+
+/// A client's namespace and a server's, joined by a pair of Ethernet devices.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) client: Netns,
+    pub(super) server: Netns,
+}
+
+impl Place {
+    pub(super) fn new() -> Result<Self> {
+        let (client, server) = (Netns::new()?, Netns::new()?);
+        link::join((&client, "node0"), (&server, "pods0"))?;
+        let gateway = IpAddr::from([10, 244, 255, 254]);
+        link::add_address(&client, "node0", IpAddr::from([10, 244, 0, 1]), 16)?;
+        link::add_address(&server, "pods0", gateway, 16)?;
+        link::own_block(&server, Ipv4Addr::new(10, 128, 0, 0), 9)?;
+        // A Service's address is routed like any other: what rewrites packets needs a route first.
+        link::add_default_route(&client, "node0", gateway)?;
+        Ok(Self { client, server })
+    }
+
+    /// Serves a port of every address of the server; its sockets belong to the cgroup that the process is in.
+    pub(super) fn serve(&self, port: NonZeroU16) -> Result<Acceptor> {
+        let listener = self.server.run(|| -> nix::Result<OwnedFd> {
+            let listener = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+            // Connections of an earlier server on the port may not have run out yet.
+            setsockopt(&listener, ReuseAddr, &true)?;
+            bind(listener.as_raw_fd(), &SockaddrIn::new(0, 0, 0, 0, port.get()))?;
+            listen(&listener, Backlog::new(2048)?)?;
+            Ok(listener)
+        })?;
+        Acceptor::start(listener.with_context(|| format!("listen on port {port}"))?)
+    }
+}
+
+/// Moves this process, all its threads included, into a cgroup.
+pub(super) fn enter(cgroup: &ChildCgroup) -> Result<()> {
+    let procs = cgroup.path().join("cgroup.procs");
+    fs::write(&procs, "0").with_context(|| format!("move into {}", procs.display()))
+}
+
+/// The CPUs that this process may use, first and last: the client's, and that of whatever runs beside it.
+pub(super) fn cpus() -> (usize, usize) {
+    let Ok(set) = sched_getaffinity(Pid::from_raw(0)) else {
+        return (0, 0);
+    };
+    let mut allowed = (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false));
+    let first = allowed.next().unwrap_or(0);
+    (first, allowed.next_back().unwrap_or(first))
+}
+
+/// Keeps the calling thread on one CPU.
+pub(super) fn pin(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu)?;
+    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("stay on CPU {cpu}"))
+}
+
+/// Which programs an arm attaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Programs {
+    /// The rewriting hooks, without memory of any socket.
+    Hook,
+    /// And per-socket state, which the release hook removes.
+    State,
+    /// And `sock_ops`, with records in the ring buffer: all that the agent attaches.
+    All,
+}
+
+/// Loaded programs with their maps, attached to a cgroup.
+pub(super) struct Datapath {
+    pub(super) object: Ebpf,
+    pub(super) kernel: Kernel,
+    pub(super) compiler: Compiler,
+    _attachments: Attachments,
+    _reader: Reader,
+}
+
+impl Datapath {
+    /// Loads the programs and attaches them.
+    pub(super) fn new(cgroup: &Path, programs: Programs) -> Result<Self> {
+        let follow = programs == Programs::All;
+        let options = Options {
+            mode: Mode::Balance,
+            sizes: Sizes::default(),
+            features: if programs == Programs::Hook { 0 } else { feature::STATE },
+            log_level: 0,
+            follow_connections: follow,
+        };
+        let mut object = load::load(&options, None)?;
+        let (kernel, events) = Kernel::take(&mut object, false)?;
+        let reader = Reader::start(events)?;
+        let mut attachments = Attachments::new(cgroup, None)?;
+        if programs == Programs::State {
+            attach_release(&mut object, cgroup)?;
+        }
+        attachments.attach_cgroup(&mut object, Mode::Balance, follow)?;
+        Ok(Self {
+            object,
+            compiler: Compiler::new(kernel.capacity()),
+            kernel,
+            _attachments: attachments,
+            _reader: reader,
+        })
+    }
+
+    /// Writes the Services into the maps.
+    pub(super) fn fill(&mut self, population: &Population) -> Result<()> {
+        let mut plan = Plan::default();
+        for n in 0..population.count {
+            let compiled = self.compiler.compile(&population.desired(n), None, &mut plan.tables)?;
+            plan.merge(Plan::between(None, Some(&compiled)));
+        }
+        Ok(self.kernel.apply(&plan)?)
+    }
+}
+
+/// Attaches the release hook alone; the object holds the link.
+fn attach_release(object: &mut Ebpf, cgroup: &Path) -> Result<()> {
+    let program: &mut CgroupSock = object.program_mut("sock_release").context("the object has no sock_release")?.try_into()?;
+    program.load()?;
+    program.attach(File::open(cgroup)?, CgroupAttachMode::Single)?;
+    Ok(())
+}
+
+/// Reads records as they come, as the agent does, and throws them away.
+struct Reader {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    fn start(mut events: RingBuf<MapData>) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let taken = AtomicU64::new(0);
+        let (_, cpu) = cpus();
+        let thread = thread::Builder::new().name("bench-reader".to_owned()).spawn(move || {
+            SigSet::all().thread_block().ok();
+            // Beside the client, where there is room.
+            pin(cpu).ok();
+            while !told.load(Ordering::Relaxed) {
+                while let Some(record) = events.next() {
+                    taken.fetch_add(record.len() as u64, Ordering::Relaxed);
+                }
+                wait(&events);
+            }
+        })?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+/// Waits for a wake-up of the programs, or a tenth of a second.
+fn wait(events: &RingBuf<MapData>) {
+    // SAFETY: the ring buffer keeps its descriptor open while it is borrowed.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(events.as_raw_fd()) };
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    // A wait that ends early only looks again.
+    let _ = poll(&mut fds, PollTimeout::from(100u8));
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic has been printed.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The bpf(2) commands that tests need beside the library: small programs by hand, and runs of programs on crafted packets.
+//!
+//! No knowledge of the product lives here. The invariant: every descriptor that the kernel gives is owned.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+};
+
+use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_insn, bpf_map_type, bpf_prog_type};
+
+use super::{bpf, owned, zeroed};
+
+/// Makes an array of one counter.
+pub fn counter() -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    // SAFETY: the member is plain data; writing it initialises what the command reads.
+    let make = unsafe { &mut attr.__bindgen_anon_1 };
+    make.map_type = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
+    make.key_size = 4;
+    make.value_size = 8;
+    make.max_entries = 1;
+    bpf(bpf_cmd::BPF_MAP_CREATE, &mut attr).map(owned)
+}
+
+/// Reads a counter made by [`counter`].
+pub fn read_counter(map: &OwnedFd) -> io::Result<u64> {
+    let (key, mut value) = (0u32, 0u64);
+    let mut attr = zeroed();
+    // SAFETY: as above.
+    let lookup = unsafe { &mut attr.__bindgen_anon_2 };
+    lookup.map_fd = map.as_raw_fd() as u32;
+    lookup.key = &raw const key as u64;
+    lookup.__bindgen_anon_1.value = &raw mut value as u64;
+    bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr)?;
+    Ok(value)
+}
+
+/// One instruction.
+pub fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> bpf_insn {
+    bpf_insn {
+        code,
+        _bitfield_align_1: [],
+        _bitfield_1: bpf_insn::new_bitfield_1(dst, src),
+        off,
+        imm,
+    }
+}
+
+/// Loads a sock_ops program.
+pub fn load_sock_ops(instructions: &[bpf_insn]) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    // SAFETY: as above.
+    let load = unsafe { &mut attr.__bindgen_anon_3 };
+    load.prog_type = bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS as u32;
+    load.insns = instructions.as_ptr() as u64;
+    load.insn_cnt = instructions.len() as u32;
+    load.license = c"GPL".as_ptr() as u64;
+    load.expected_attach_type = bpf_attach_type::BPF_CGROUP_SOCK_OPS as u32;
+    bpf(bpf_cmd::BPF_PROG_LOAD, &mut attr).map(owned)
+}
+
+/// Attaches a sock_ops program to a cgroup, beside others, until the link is dropped.
+pub fn attach_sock_ops(program: &OwnedFd, cgroup: impl AsFd) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    attr.link_create.__bindgen_anon_1.prog_fd = program.as_raw_fd() as u32;
+    attr.link_create.__bindgen_anon_2.target_fd = cgroup.as_fd().as_raw_fd() as u32;
+    attr.link_create.attach_type = bpf_attach_type::BPF_CGROUP_SOCK_OPS as u32;
+    bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(owned)
+}
+
+/// Runs a packet program on a packet; returns its verdict and the packet afterwards.
+pub fn run_on_packet(program: impl AsFd, packet: &[u8]) -> io::Result<(i32, Vec<u8>)> {
+    let mut out = vec![0u8; packet.len() + 256];
+    let mut attr = zeroed();
+    attr.test.prog_fd = program.as_fd().as_raw_fd() as u32;
+    attr.test.data_in = packet.as_ptr() as u64;
+    attr.test.data_size_in = packet.len() as u32;
+    attr.test.data_out = out.as_mut_ptr() as u64;
+    attr.test.data_size_out = out.len() as u32;
+    bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr)?;
+    // SAFETY: the command has written these integers.
+    let (verdict, len) = unsafe { (attr.test.retval as i32, attr.test.data_size_out as usize) };
+    out.truncate(len);
+    Ok((verdict, out))
+}
