@@ -86,7 +86,9 @@ impl Agent {
             socket,
             _folder: folder,
         };
+        let began = Instant::now();
         agent.wait_ready()?;
+        println!("agent ready after {:.1} s", began.elapsed().as_secs_f64());
         Ok(agent)
     }
 

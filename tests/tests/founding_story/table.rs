@@ -55,6 +55,10 @@ impl Row {
 
 /// Splits a client's records at the moment when the third backend was in force.
 pub(crate) fn rows(proxy: &str, attempts: &[Attempt], added: Instant) -> [Row; 2] {
+    if let [first, .., last] = attempts {
+        let seconds = last.started.duration_since(first.started).as_secs_f64();
+        println!("{proxy}: {:.0} connections a second", attempts.len() as f64 / seconds);
+    }
     let split = attempts.partition_point(|a| a.started < added);
     let (before, after) = attempts.split_at(split);
     [
