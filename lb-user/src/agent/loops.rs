@@ -11,7 +11,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    addresses,
+    addresses, heap,
     probe::Probe,
     state::{Shared, lock},
 };
@@ -27,6 +27,8 @@ use crate::{
 const GATHER: Duration = Duration::from_millis(2);
 /// The most updates of one gathering.
 const MOST_UPDATES: usize = 4_096;
+/// From how many Services on a flush leaves memory behind that is worth giving back.
+const LARGE_FLUSH: usize = 1_000;
 /// How long a round waits for input, and how soon what failed is tried again.
 const ROUND: Duration = Duration::from_secs(1);
 /// How often links are checked.
@@ -146,8 +148,11 @@ async fn reconcile(shared: &Arc<Shared>, input: &Input, liveness: &Liveness) -> 
                     reconciler.take(update);
                 }
             }
-            shared.flush();
+            let flushed = shared.flush();
             lock(&shared.reconciler).reclaim();
+            if flushed.services >= LARGE_FLUSH {
+                heap::give_back();
+            }
         })
         .await?;
     }

@@ -8,6 +8,7 @@ mod addresses;
 mod answers;
 mod dump;
 mod explain;
+mod heap;
 mod loops;
 mod numbers;
 mod probe;
@@ -55,6 +56,7 @@ use crate::{
 /// # Errors
 /// When the datapath cannot be set up: one sentence says what is missing.
 pub fn run(config: Config) -> Result<()> {
+    heap::share_arena();
     start_log(&config);
     let runtime = Builder::new_multi_thread()
         .worker_threads(2)

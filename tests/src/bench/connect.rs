@@ -38,13 +38,7 @@ struct Arm<'p> {
 }
 
 impl<'p> Arm<'p> {
-    fn new(
-        bench: &Bench,
-        place: &'p Place,
-        name: &'static str,
-        port: u16,
-        programs: Option<Programs>,
-    ) -> Result<Self> {
+    fn new(bench: &Bench, place: &'p Place, name: &'static str, port: u16, programs: Option<Programs>) -> Result<Self> {
         let port = NonZeroU16::new(port).expect("ports of arms are not 0");
         let cgroup = bench.home.below(name)?;
         let population = Population::new(SERVICES, ENDPOINTS, port);
@@ -146,10 +140,15 @@ fn report(bench: &mut Bench, arms: &mut [Arm<'_>]) {
     let base: Vec<Vec<f64>> = picks.iter().map(|pick| by_round(&mut direct[0], pick)).collect();
     let samples = ROUNDS * BLOCK;
     bench.report.add(
-        Metric::new("connect_us_p1.direct", "us", stats::median(&mut base[0].clone()), samples)
-            .with("min", stats::median(&mut base[1].clone()))
-            .with("p50", stats::median(&mut base[2].clone()))
-            .with("close_p1", stats::median(&mut base[3].clone())),
+        Metric::new(
+            "connect_us_p1.direct",
+            "us",
+            stats::median(&mut base[0].clone()),
+            samples,
+        )
+        .with("min", stats::median(&mut base[1].clone()))
+        .with("p50", stats::median(&mut base[2].clone()))
+        .with("close_p1", stats::median(&mut base[3].clone())),
     );
     for arm in others {
         let added: Vec<f64> = picks
@@ -173,6 +172,8 @@ fn report(bench: &mut Bench, arms: &mut [Arm<'_>]) {
     for (arm, bound) in [("hook", 0.06), ("state", 0.15), ("evenkeel", 0.22)] {
         let own = bench.report.value(&format!("connect_added_us_p1.{arm}"));
         let share = own.zip(nftables).map(|(own, nftables)| own / nftables);
-        bench.report.at_most(&format!("connect_added.{arm} as a part of nftables'"), share, bound);
+        bench
+            .report
+            .at_most(&format!("connect_added.{arm} as a part of nftables'"), share, bound);
     }
 }

@@ -58,7 +58,16 @@ fn run(bench: &Bench) -> Result<Vec<Metric>> {
     bench.say("memory: manifests are written");
 
     let mut command = Command::new(program);
-    command.args(["agent", "--mode", "balance", "--node-name", "bench", "--log-level", "warn", "--source"]);
+    command.args([
+        "agent",
+        "--mode",
+        "balance",
+        "--node-name",
+        "bench",
+        "--log-level",
+        "warn",
+        "--source",
+    ]);
     command.arg(format!("dir:{}", manifests.path().display()));
     command.arg("--cgroup").arg(cgroup.path());
     command.arg("--bpffs").arg(bpf.folder("bench")?);
@@ -78,7 +87,10 @@ fn run(bench: &Bench) -> Result<Vec<Metric>> {
         bench.check()?;
         peak = peak.max(rollup(agent.pid()).map_or(0, |memory| memory.pss));
         if let Some(status) = agent.ended()? {
-            bail!("the agent did not start ({status}): {}", fs::read_to_string(&log).unwrap_or_default());
+            bail!(
+                "the agent did not start ({status}): {}",
+                fs::read_to_string(&log).unwrap_or_default()
+            );
         }
         if began.elapsed() > START_PATIENCE {
             bail!("the agent was not ready after {} s", START_PATIENCE.as_secs());
@@ -90,7 +102,10 @@ fn run(bench: &Bench) -> Result<Vec<Metric>> {
     let memory = at_rest(bench, agent.pid(), &mut peak)?;
     let maps = map_memory(agent.pid())?;
     let frontends = served(&netns)?;
-    anyhow::ensure!(frontends >= SERVICES, "the agent serves {frontends} of {SERVICES} Services");
+    anyhow::ensure!(
+        frontends >= SERVICES,
+        "the agent serves {frontends} of {SERVICES} Services"
+    );
     agent.kill()?;
     enter(&bench.home)?;
 
@@ -99,7 +114,13 @@ fn run(bench: &Bench) -> Result<Vec<Metric>> {
         let kept = maps.iter().filter(|(name, _)| !left_out.contains(&name.as_str()));
         kept.map(|(_, bytes)| *bytes as f64).sum::<f64>() / f64::from(1 << 20)
     };
-    let tuples = [names::SOCKETS, names::UDP_REVERSE, names::UDP_SOCKETS, names::AFFINITY, names::EVENTS];
+    let tuples = [
+        names::SOCKETS,
+        names::UDP_REVERSE,
+        names::UDP_SOCKETS,
+        names::AFFINITY,
+        names::EVENTS,
+    ];
     let mut kernel = Metric::new("kernel_maps_mb@10000x10", "MiB", without(&[]), maps.len())
         .with("without_sockets_affinity_events", without(&tuples));
     for (name, bytes) in &maps {
@@ -141,7 +162,11 @@ fn write_manifests(folder: &Folder) -> Result<()> {
     for file in 0..SERVICES / A_FILE {
         let mut documents = Vec::new();
         for n in file * A_FILE..(file + 1) * A_FILE {
-            let service = Service::tcp(&format!("filler-{n}"), SocketAddr::V4(population.frontend(n)), port.get());
+            let service = Service::tcp(
+                &format!("filler-{n}"),
+                SocketAddr::V4(population.frontend(n)),
+                port.get(),
+            );
             let endpoints: Vec<Endpoint> = (0..ENDPOINTS)
                 .map(|e| Endpoint::ready(IpAddr::V4(*population.endpoint(n, e).ip())))
                 .collect();
@@ -167,7 +192,8 @@ fn rollup(pid: u32) -> Result<Memory> {
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+        line.and_then(|line| line.split_whitespace().next()?.parse().ok())
+            .unwrap_or(0)
     };
     Ok(Memory {
         pss: field("Pss:"),
@@ -201,8 +227,13 @@ fn map_memory(pid: u32) -> Result<BTreeMap<String, u64>> {
     let folder = PathBuf::from(format!("/proc/{pid}/fdinfo"));
     for entry in fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {
         // A descriptor may close while it is looked at.
-        let Ok(text) = fs::read_to_string(entry?.path()) else { continue };
-        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+        let Ok(text) = fs::read_to_string(entry?.path()) else {
+            continue;
+        };
+        let field = |name: &str| {
+            text.lines()
+                .find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
+        };
         if let (Some(id), Some(bytes)) = (field("map_id:"), field("memlock:")) {
             bytes_by_id.insert(id, bytes);
         }
@@ -210,7 +241,9 @@ fn map_memory(pid: u32) -> Result<BTreeMap<String, u64>> {
     let mut bytes_by_name = BTreeMap::new();
     for info in aya::maps::loaded_maps().flatten() {
         if let Some(bytes) = bytes_by_id.get(&u64::from(info.id())) {
-            *bytes_by_name.entry(info.name_as_str().unwrap_or("?").to_owned()).or_default() += bytes;
+            *bytes_by_name
+                .entry(info.name_as_str().unwrap_or("?").to_owned())
+                .or_default() += bytes;
         }
     }
     Ok(bytes_by_name)
@@ -218,7 +251,9 @@ fn map_memory(pid: u32) -> Result<BTreeMap<String, u64>> {
 
 /// Asks the readiness endpoint.
 fn is_ready(netns: &Netns) -> bool {
-    netns.run(|| get("/readyz")).is_ok_and(|answer| answer.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")))
+    netns
+        .run(|| get("/readyz"))
+        .is_ok_and(|answer| answer.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")))
 }
 
 /// How many frontends the agent says are in the kernel.
@@ -227,14 +262,19 @@ fn served(netns: &Netns) -> Result<u32> {
     let line = answer
         .lines()
         .find(|line| line.starts_with("evenkeel_bpf_map_entries{") && line.contains(names::FRONTENDS));
-    let count = line.and_then(|line| line.split_whitespace().last()).context("the metrics do not count frontends")?;
+    let count = line
+        .and_then(|line| line.split_whitespace().last())
+        .context("the metrics do not count frontends")?;
     Ok(count.parse::<f64>()? as u32)
 }
 
 fn get(path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&METRICS, Duration::from_secs(1))?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n"
+    )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)

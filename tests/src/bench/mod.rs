@@ -68,7 +68,10 @@ impl Bench {
     }
 
     /// Fails once the bench is to stop.
-    #[expect(clippy::unused_self, reason = "what may be measured, and for how long, is the bench's to say")]
+    #[expect(
+        clippy::unused_self,
+        reason = "what may be measured, and for how long, is the bench's to say"
+    )]
     fn check(&self) -> Result<()> {
         interrupt::check()
     }

@@ -37,7 +37,10 @@ use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
     sys::{
         signal::SigSet,
-        socket::{AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, listen, setsockopt, socket, sockopt::ReuseAddr},
+        socket::{
+            AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, listen, setsockopt, socket,
+            sockopt::ReuseAddr,
+        },
     },
     unistd::Pid,
 };
@@ -162,7 +165,10 @@ impl Datapath {
 
 /// Attaches the release hook alone; the object holds the link.
 fn attach_release(object: &mut Ebpf, cgroup: &Path) -> Result<()> {
-    let program: &mut CgroupSock = object.program_mut("sock_release").context("the object has no sock_release")?.try_into()?;
+    let program: &mut CgroupSock = object
+        .program_mut("sock_release")
+        .context("the object has no sock_release")?
+        .try_into()?;
     program.load()?;
     program.attach(File::open(cgroup)?, CgroupAttachMode::Single)?;
     Ok(())

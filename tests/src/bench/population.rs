@@ -9,8 +9,8 @@ use std::{
 use lb_user::{
     lab::nft,
     model::{
-        BackendSet, DesiredService, Endpoint, Family, Frontend, FrontendKind, Member, ObjectName, Protocol, Scope, Service,
-        ServicePort, ServiceType, SetName, Slice, SlicePort, WhenEmpty,
+        BackendSet, DesiredService, Endpoint, Family, Frontend, FrontendKind, Member, ObjectName, Protocol, Scope,
+        Service, ServicePort, ServiceType, SetName, Slice, SlicePort, WhenEmpty,
     },
 };
 
@@ -106,7 +106,9 @@ impl Population {
 
     /// The EndpointSlices as a source would hand them to the fold.
     pub(super) fn slices(&self) -> Vec<Arc<Slice>> {
-        (0..self.count).map(|n| Arc::new(self.slice(n, self.endpoints_of(n)))).collect()
+        (0..self.count)
+            .map(|n| Arc::new(self.slice(n, self.endpoints_of(n))))
+            .collect()
     }
 
     /// A Service's slice with one endpoint moved to an address that nobody else has; `change` tells such moves apart.

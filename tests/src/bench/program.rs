@@ -80,7 +80,11 @@ impl Arm {
     fn read(&self) -> Result<[(f64, f64); 3]> {
         let mut read = [(0.0, 0.0); 3];
         for (name, into) in FOLLOWED.iter().zip(&mut read) {
-            let program = self.datapath.object.program(name).with_context(|| format!("the object has no {name}"))?;
+            let program = self
+                .datapath
+                .object
+                .program(name)
+                .with_context(|| format!("the object has no {name}"))?;
             let info = program.info()?;
             *into = (info.run_time().as_nanos() as f64, info.run_count() as f64);
         }
@@ -91,7 +95,10 @@ impl Arm {
 /// Measures both sizes.
 pub(super) fn measure(bench: &mut Bench) -> Result<()> {
     let place = Place::new()?;
-    let mut arms = [Arm::new(bench, &place, 100, 8011)?, Arm::new(bench, &place, 10_000, 8012)?];
+    let mut arms = [
+        Arm::new(bench, &place, 100, 8011)?,
+        Arm::new(bench, &place, 10_000, 8012)?,
+    ];
     let own = Netns::current()?;
     place.client.enter_current_thread()?;
     let measured = blocks(bench, &mut arms);
@@ -113,7 +120,9 @@ pub(super) fn measure(bench: &mut Bench) -> Result<()> {
     }
     let of = |name| bench.report.value(&format!("program_ns.connect4@{name}"));
     let change = of("100").zip(of("10000")).map(|(few, many)| (many / few - 1.0).abs());
-    bench.report.at_most("program_ns.connect4 from 100 to 10,000 Services: change", change, 0.10);
+    bench
+        .report
+        .at_most("program_ns.connect4 from 100 to 10,000 Services: change", change, 0.10);
     Ok(())
 }
 

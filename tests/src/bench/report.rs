@@ -38,7 +38,10 @@ impl Metric {
         object.insert("value".to_owned(), json!(round(self.value)));
         object.insert("samples".to_owned(), json!(self.samples));
         for (key, value) in &self.extra {
-            let value = value.as_f64().filter(|_| value.is_f64()).map_or_else(|| value.clone(), |v| json!(round(v)));
+            let value = value
+                .as_f64()
+                .filter(|_| value.is_f64())
+                .map_or_else(|| value.clone(), |v| json!(round(v)));
             object.insert(key.clone(), value);
         }
         Value::Object(object)
@@ -73,7 +76,10 @@ impl Report {
 
     /// The value of a metric that was measured.
     pub(super) fn value(&self, name: &str) -> Option<f64> {
-        self.metrics.iter().find(|metric| metric.name == name).map(|metric| metric.value)
+        self.metrics
+            .iter()
+            .find(|metric| metric.name == name)
+            .map(|metric| metric.value)
     }
 
     /// Holds a number against its upper bound; one that was not measured is not judged.

@@ -44,7 +44,11 @@ pub(super) fn measure(bench: &mut Bench) -> Result<()> {
                     counts.push((1, datapath.kernel.backend_counter(*id)?.connects));
                 }
                 let judged = imbalance::by_weight(counts);
-                ensure!(judged.n == u64::from(connections), "{} of {connections} connections were counted", judged.n);
+                ensure!(
+                    judged.n == u64::from(connections),
+                    "{} of {connections} connections were counted",
+                    judged.n
+                );
                 unevenness.push(judged.max_over_mean.context("there are connections")?);
                 dispersions.push(judged.dispersion.context("there are backends")?);
             }
@@ -52,9 +56,13 @@ pub(super) fn measure(bench: &mut Bench) -> Result<()> {
             let p95 = stats::quantile(&mut unevenness, 0.95);
             let value = stats::median(&mut unevenness);
             bench.say(&format!("selection: {case}: {value:.4}"));
-            bench.report.add(Metric::new(format!("max_over_mean@{case}"), "1", value, RUNS as usize).with("p95", p95));
+            bench
+                .report
+                .add(Metric::new(format!("max_over_mean@{case}"), "1", value, RUNS as usize).with("p95", p95));
             let value = stats::median(&mut dispersions);
-            bench.report.add(Metric::new(format!("dispersion@{case}"), "1", value, RUNS as usize));
+            bench
+                .report
+                .add(Metric::new(format!("dispersion@{case}"), "1", value, RUNS as usize));
         }
         enter(&bench.home)?;
         drop(server);
@@ -69,7 +77,9 @@ fn fill(datapath: &mut Datapath, population: &Population) -> Result<Vec<Compiled
     let mut plan = Plan::default();
     let mut services = Vec::new();
     for n in 0..population.count {
-        let compiled = datapath.compiler.compile(&population.desired(n), None, &mut plan.tables)?;
+        let compiled = datapath
+            .compiler
+            .compile(&population.desired(n), None, &mut plan.tables)?;
         plan.merge(Plan::between(None, Some(&compiled)));
         services.push(compiled);
     }
@@ -91,7 +101,9 @@ fn dial_from_all(place: &Place, population: &Population, service: u32, connectio
         let other = scope.spawn(|| work(last, half));
         let own = scope.spawn(|| work(first, connections - half));
         for thread in [other, own] {
-            thread.join().map_err(|_| anyhow::anyhow!("a client's thread panicked"))??;
+            thread
+                .join()
+                .map_err(|_| anyhow::anyhow!("a client's thread panicked"))??;
         }
         Ok(())
     })

@@ -44,7 +44,9 @@ pub(super) fn measure(bench: &mut Bench) -> Result<()> {
         }
         bench.say(&format!("sync: {count} Services, {:.0} ms", stats::median(&mut took)));
         let value = stats::median(&mut took);
-        bench.report.add(Metric::new(format!("sync_ms.evenkeel@{count}"), "ms", value, RUNS).with("min", stats::min(&took)));
+        bench
+            .report
+            .add(Metric::new(format!("sync_ms.evenkeel@{count}"), "ms", value, RUNS).with("min", stats::min(&took)));
     }
     changes(bench)?;
     publication(bench)?;
@@ -53,7 +55,9 @@ pub(super) fn measure(bench: &mut Bench) -> Result<()> {
     }
     let of = |who| bench.report.value(&format!("sync_ms.{who}@10000"));
     let times = of("nftables").zip(of("evenkeel")).map(|(nftables, own)| nftables / own);
-    bench.report.at_least("sync@10000: times faster than nftables", times, 100.0);
+    bench
+        .report
+        .at_least("sync@10000: times faster than nftables", times, 100.0);
     Ok(())
 }
 
@@ -111,7 +115,9 @@ fn empty() -> Result<(Kernel, aya::Ebpf)> {
 fn changes(bench: &mut Bench) -> Result<()> {
     let population = Population::new(10_000, 10, PORT);
     let (mut reconciler, first) = synchronise(population)?;
-    bench.report.add(Metric::new("sync_ms.evenkeel@10000x10", "ms", first, 1));
+    bench
+        .report
+        .add(Metric::new("sync_ms.evenkeel@10000x10", "ms", first, 1));
     let mut took = Vec::new();
     for change in 0..CHANGES {
         bench.check()?;
@@ -122,15 +128,24 @@ fn changes(bench: &mut Bench) -> Result<()> {
         reconciler.take(update);
         let flushed = reconciler.flush();
         took.push(began.elapsed().as_secs_f64() * 1e3);
-        ensure!(flushed.services == 1, "change {change} wrote {} Services", flushed.services);
+        ensure!(
+            flushed.services == 1,
+            "change {change} wrote {} Services",
+            flushed.services
+        );
         // Beside the clock, as the agent does it after each flush.
         reconciler.reclaim();
     }
     bench.report.add(
-        Metric::new("one_change_ms@10000x10", "ms", stats::quantile(&mut took, 0.99), took.len())
-            .with("statistic", "p99")
-            .with("p50", stats::median(&mut took))
-            .with("max", stats::quantile(&mut took, 1.0)),
+        Metric::new(
+            "one_change_ms@10000x10",
+            "ms",
+            stats::quantile(&mut took, 0.99),
+            took.len(),
+        )
+        .with("statistic", "p99")
+        .with("p50", stats::median(&mut took))
+        .with("max", stats::quantile(&mut took, 1.0)),
     );
     bench.say("sync: single changes");
     Ok(())
@@ -157,7 +172,11 @@ fn publication(bench: &mut Bench) -> Result<()> {
         let mut plan = Plan::between(compiled.as_ref(), Some(&next));
         plan.tables = tables;
         let table = plan.tables.first().context("a changed set has a new table")?;
-        ensure!(table.slots.len() == slots as usize, "the table has {} slots", table.slots.len());
+        ensure!(
+            table.slots.len() == slots as usize,
+            "the table has {} slots",
+            table.slots.len()
+        );
         let began = Instant::now();
         kernel.apply(&plan)?;
         // The first meets memory that nobody has touched.
@@ -171,9 +190,9 @@ fn publication(bench: &mut Bench) -> Result<()> {
         compiled = Some(next);
     }
     let value = stats::median(&mut took);
-    bench.report.add(
-        Metric::new(format!("table_publish_us@{slots}"), "us", value, took.len()).with("min", stats::min(&took)),
-    );
+    bench
+        .report
+        .add(Metric::new(format!("table_publish_us@{slots}"), "us", value, took.len()).with("min", stats::min(&took)));
     Ok(())
 }
 
@@ -190,8 +209,13 @@ fn reference(bench: &mut Bench, count: u32) -> Result<()> {
         nft::load(&netns, &rules)?;
         took.push(began.elapsed().as_secs_f64() * 1e3);
     }
-    bench.say(&format!("sync: nftables with {count} Services, {:.0} ms", stats::median(&mut took)));
+    bench.say(&format!(
+        "sync: nftables with {count} Services, {:.0} ms",
+        stats::median(&mut took)
+    ));
     let value = stats::median(&mut took);
-    bench.report.add(Metric::new(format!("sync_ms.nftables@{count}"), "ms", value, runs).with("min", stats::min(&took)));
+    bench
+        .report
+        .add(Metric::new(format!("sync_ms.nftables@{count}"), "ms", value, runs).with("min", stats::min(&took)));
     Ok(())
 }
