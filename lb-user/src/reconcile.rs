@@ -272,7 +272,7 @@ impl<M: Maps> Reconciler<M> {
             }
             Err(error) if changes.len() == 1 => {
                 for (name, since, new) in changes {
-                    self.refuse(&name, new, &error.to_string());
+                    self.refuse(&name, new.as_ref(), &error.to_string());
                     self.dirty.insert(name, since);
                 }
                 flushed.services = 0;
@@ -300,7 +300,7 @@ impl<M: Maps> Reconciler<M> {
                     match result {
                         Ok(()) => taken.extend(self.accept(name, since, new)),
                         Err(error) => {
-                            self.refuse(&name, new, &error);
+                            self.refuse(&name, new.as_ref(), &error);
                             self.dirty.insert(name, since);
                             flushed.services -= 1;
                         }
@@ -345,9 +345,9 @@ impl<M: Maps> Reconciler<M> {
     }
 
     /// The kernel refused: what was compiled is given back, and the old state is written again where it was touched.
-    fn refuse(&mut self, name: &ObjectName, new: Option<Compiled>, error: &str) {
+    fn refuse(&mut self, name: &ObjectName, new: Option<&Compiled>, error: &str) {
         let now = self.now_ms();
-        if let Some(new) = &new {
+        if let Some(new) = new {
             let old = self.applied.get(name);
             let mut back = Plan::between(Some(new), old);
             // The old lists are whole, since their room has not been freed; and the old ids count on.

@@ -62,7 +62,9 @@ fn check(case: &str) {
     let mut said = String::new();
     for (file, text) in &steps {
         let updates = golden::updates(file, text);
-        updates.iter().for_each(|update| agent.take(update.clone()));
+        for update in &updates {
+            agent.take(update.clone());
+        }
         let before = agent.kernel().writes;
         agent.flush();
         let writes = agent.kernel().writes - before;
@@ -70,7 +72,9 @@ fn check(case: &str) {
         let contents = agent.kernel().dump().expect("memory is read");
         let _ = writeln!(said, "== {file} ({writes} writes)\n{}", Dump(agent.kernel(), &contents));
 
-        updates.iter().for_each(|update| agent.take(update.clone()));
+        for update in &updates {
+            agent.take(update.clone());
+        }
         agent.flush();
         assert_eq!(
             agent.kernel().writes,

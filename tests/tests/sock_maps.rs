@@ -153,16 +153,13 @@ fn same_contents(seed: u64) -> Result<()> {
             }
             let name = ObjectName::new("default", &format!("s{number}"));
             let old = applied.get(&name);
-            let new = match service(&mut dice, number) {
-                Some(service) => {
-                    let new = compiler.compile(&service, old, &mut plan.tables)?;
-                    wanted.insert(name.clone(), service);
-                    Some(new)
-                }
-                None => {
-                    wanted.remove(&name);
-                    None
-                }
+            let new = if let Some(service) = service(&mut dice, number) {
+                let new = compiler.compile(&service, old, &mut plan.tables)?;
+                wanted.insert(name.clone(), service);
+                Some(new)
+            } else {
+                wanted.remove(&name);
+                None
             };
             plan.merge(Plan::between(old, new.as_ref()));
             changes.push((name, new));

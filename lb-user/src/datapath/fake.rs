@@ -123,7 +123,7 @@ impl Memory {
             Phase::PutBackends => {
                 for (id, backend) in &plan.put_backends {
                     self.write(names::BACKENDS, (*id, 1), each, |this| {
-                        this.backends[*id as usize] = *backend
+                        this.backends[*id as usize] = *backend;
                     })?;
                 }
             }
@@ -131,7 +131,7 @@ impl Memory {
                 for table in &plan.tables {
                     let range = (table.offset, elements_for(table.slots.len() as u32));
                     self.write(names::TABLES, range, each, |this| {
-                        this.write_table(table.offset, &table.slots)
+                        this.write_table(table.offset, &table.slots);
                     })?;
                 }
             }

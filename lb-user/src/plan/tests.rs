@@ -63,18 +63,14 @@ fn a_frontend_that_moves_between_services_is_never_away() {
     let (mut first, mut second) = (service("a", 1, &[&[1]]), service("b", 2, &[&[2]]));
     let mut external = first.frontends[0].clone();
     external.addr = "192.0.2.7".parse().unwrap();
-    for (from, to) in [(&mut first, &mut second)] {
-        from.frontends.push(external.clone());
-        let mut agent = Agent::fresh(&state([from.clone(), to.clone()]));
-        from.frontends.pop();
-        to.frontends.push(external.clone());
-        let (plan, _) = agent.compile(&state([from.clone(), to.clone()])).unwrap();
-        let held = agent.memory.frontends.len();
-        agent
-            .memory
-            .carry_out(&plan, &mut |memory, _| assert_eq!(memory.frontends.len(), held))
-            .unwrap();
-    }
+    first.frontends.push(external.clone());
+    let mut agent = Agent::fresh(&state([first.clone(), second.clone()]));
+    first.frontends.pop();
+    second.frontends.push(external);
+    let (plan, _) = agent.compile(&state([first, second])).unwrap();
+    let held = agent.memory.frontends.len();
+    let watch = &mut |memory: &Memory, _| assert_eq!(memory.frontends.len(), held);
+    agent.memory.carry_out(&plan, watch).unwrap();
 }
 
 /// What goes makes room for what comes: a full map can still be exchanged for another of its size.
@@ -122,6 +118,8 @@ fn one_endpoint_of_two_services_is_two_backends() {
     agent.check();
 }
 
+type Damage<'a> = &'a dyn Fn(&mut Memory);
+
 /// What differs from what was applied is named once, whatever it is.
 #[test]
 fn every_kind_of_damage_is_found() {
@@ -132,13 +130,13 @@ fn every_kind_of_damage_is_found() {
     let set = &service.sets[0];
     let key = service.frontends[0].0;
     let backend = service.backends[0].0;
-    let damages: [(&str, &dyn Fn(&mut Memory)); 12] = [
-        ("frontend lost", &|m| drop(m.frontends.remove(&key))),
+    let damages: [(&str, Damage<'_>); 12] = [
+        ("frontend lost", &|m| m.frontends.retain(|k, _| *k != key)),
         ("frontend changed", &|m| {
-            m.frontends.get_mut(&key).unwrap().affinity_seconds = 1
+            m.frontends.get_mut(&key).unwrap().affinity_seconds = 1;
         }),
         ("frontend foreign", &|m| {
-            drop(m.frontends.insert(FrontendKey::default(), Frontend::default()))
+            m.frontends.extend([(FrontendKey::default(), Frontend::default())]);
         }),
         ("set lost", &|m| m.sets[set.set_id as usize] = 0),
         ("set changed", &|m| m.sets[set.set_id as usize] ^= 1 << 50),
@@ -146,11 +144,11 @@ fn every_kind_of_damage_is_found() {
         ("list changed", &|m| m.lists[set.word.offset() as usize + 1].a += 1),
         ("table changed", &|m| m.tables[set.table.offset as usize] ^= 1),
         ("backend lost", &|m| {
-            m.backends[backend as usize].state = lb_common::backend::state::VACANT
+            m.backends[backend as usize].state = lb_common::backend::state::VACANT;
         }),
         ("backend changed", &|m| m.backends[backend as usize].service_id += 1),
         ("backend foreign", &|m| {
-            m.backends[400].state = lb_common::backend::state::ACTIVE
+            m.backends[400].state = lb_common::backend::state::ACTIVE;
         }),
         ("membership lost", &|m| m.memberships.clear()),
     ];

@@ -422,6 +422,8 @@ fn a_frontend_that_moves_is_where_it_belongs_whoever_is_refused() {
     }
 }
 
+type Damage<'a> = &'a dyn Fn(&mut Memory);
+
 #[test]
 fn a_check_repairs_every_kind_of_damage() {
     let mut reconciler = running(&[Wanted { sticky: true, ..WEB }, DNS]);
@@ -429,13 +431,13 @@ fn a_check_repairs_every_kind_of_damage() {
     let service = reconciler.applied()[&ObjectName::new("default", "web")].clone();
     let set = service.sets[0].clone();
     let (key, backend) = (service.frontends[0].0, service.backends[0].0);
-    let damages: [(&str, &dyn Fn(&mut Memory)); 15] = [
-        ("frontend lost", &|m| drop(m.frontends.remove(&key))),
+    let damages: [(&str, Damage<'_>); 15] = [
+        ("frontend lost", &|m| m.frontends.retain(|k, _| *k != key)),
         ("frontend changed", &|m| {
-            m.frontends.get_mut(&key).expect("there").set_id += 1
+            m.frontends.get_mut(&key).expect("there").set_id += 1;
         }),
         ("frontend foreign", &|m| {
-            drop(m.frontends.insert(FrontendKey::default(), Frontend::default()))
+            m.frontends.extend([(FrontendKey::default(), Frontend::default())]);
         }),
         ("set lost", &|m| m.sets[set.set_id as usize] = 0),
         ("set changed", &|m| m.sets[set.set_id as usize] ^= 1 << 50),

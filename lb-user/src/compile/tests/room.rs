@@ -5,6 +5,8 @@ use proptest::prelude::*;
 use super::world::{Agent, ROOMY, history, service, state, world};
 use crate::compile::{Capacity, Compiler};
 
+type Shrink = fn(&mut Capacity);
+
 fn tight() -> impl Strategy<Value = Capacity> {
     (2u32..9, 2u32..5, 2u32..7, 4u32..20, 8u32..40, 70u32..900, 0u32..8).prop_map(
         |(frontends, services, sets, backends, lists, tables, memberships)| Capacity {
@@ -59,7 +61,7 @@ fn every_map_can_be_full() {
         wanted.frontends[0].affinity_seconds = Some(60);
         wanted
     };
-    let cases: [(&str, fn(&mut Capacity)); 7] = [
+    let cases: [(&str, Shrink); 7] = [
         ("frontends", |c| c.frontends = 0),
         ("Services", |c| c.services = 1),
         ("backend sets", |c| c.sets = 1),

@@ -39,6 +39,9 @@ pub(crate) const ROOMY: Capacity = Capacity {
     memberships: 512,
 };
 
+/// What each Service that changes is compiled to; `None` is its absence.
+pub(crate) type Changes = Vec<(ObjectName, Option<Compiled>)>;
+
 /// What is wanted, by name.
 pub(crate) type State = BTreeMap<ObjectName, DesiredService>;
 
@@ -108,10 +111,7 @@ fn state_of(raw: &Raw) -> State {
         let used: BTreeSet<usize> = of_service().map(|(_, f)| f.1).collect();
         for set in used {
             numbers.insert(set, sets.len());
-            sets.push(set_of(
-                &["x", "y"][set..=set][0].to_string(),
-                &raw.sets[service * SETS + set],
-            ));
+            sets.push(set_of(["x", "y"][set], &raw.sets[service * SETS + set]));
         }
         let frontends: Vec<Frontend> = of_service()
             .map(|(i, (_, set, affinity_seconds, cluster_ip))| Frontend {
@@ -443,7 +443,7 @@ impl Agent {
     }
 
     /// Compiles all that changed, and returns one plan and what is then applied.
-    pub(crate) fn compile(&mut self, state: &State) -> Result<(Plan, Vec<(ObjectName, Option<Compiled>)>), Full> {
+    pub(crate) fn compile(&mut self, state: &State) -> Result<(Plan, Changes), Full> {
         let all: BTreeSet<&ObjectName> = self.wanted.keys().chain(state.keys()).collect();
         let mut plan = Plan::default();
         let mut changes = Vec::new();
