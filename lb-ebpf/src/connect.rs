@@ -165,6 +165,8 @@ fn end_earlier(ctx: &SockAddrContext, hook: u32, cookie: u64) {
         // SAFETY: an element of the map that only this socket's own calls change.
         let earlier = unsafe { &mut *earlier };
         let result = match earlier.phase {
+            // An IPv6 dial stores its destination before it looks for a route: this hook cannot tell the two apart.
+            phase::DIALLED if !earlier.vip.is_v4() => outcome::OTHER,
             phase::DIALLED if ctx::has_destination(ctx) => outcome::NO_LOCAL_PORT,
             phase::DIALLED => outcome::UNREACHABLE,
             phase::SYN_SENT => outcome::ABANDONED,
