@@ -8,13 +8,10 @@ use std::{env, fs};
 
 fn main() {
     println!("cargo::rerun-if-env-changed=EVENKEEL_BPF_OBJECT");
-    let manifest =
-        env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR for build scripts");
-    let root = Path::new(&manifest)
-        .parent()
-        .expect("the crate lies in the repository");
-    let object = env::var_os("EVENKEEL_BPF_OBJECT")
-        .map_or_else(|| root.join("target/bpf/evenkeel.bpf.o"), PathBuf::from);
+    let manifest = env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR for build scripts");
+    let root = Path::new(&manifest).parent().expect("the crate lies in the repository");
+    let object =
+        env::var_os("EVENKEEL_BPF_OBJECT").map_or_else(|| root.join("target/bpf/evenkeel.bpf.o"), PathBuf::from);
     // A path that does not exist yet counts as changed until it does.
     println!("cargo::rerun-if-changed={}", object.display());
     let Ok(bytes) = fs::read(&object) else {

@@ -62,9 +62,7 @@ impl core::hash::Hash for Addr {
 impl Ord for Addr {
     /// Orders by the bytes on the wire, so that the order is the same on every machine.
     fn cmp(&self, other: &Self) -> core::cmp::Ordering {
-        self.words
-            .map(u32::from_be)
-            .cmp(&other.words.map(u32::from_be))
+        self.words.map(u32::from_be).cmp(&other.words.map(u32::from_be))
     }
 }
 
@@ -147,14 +145,7 @@ mod tests {
 
     #[test]
     fn addresses_survive_the_round_trip() {
-        for text in [
-            "10.96.0.10",
-            "0.0.0.0",
-            "255.255.255.255",
-            "fd00:10:96::a",
-            "::1",
-            "::",
-        ] {
+        for text in ["10.96.0.10", "0.0.0.0", "255.255.255.255", "fd00:10:96::a", "::1", "::"] {
             let ip: IpAddr = text.parse().unwrap();
             assert_eq!(IpAddr::from(Addr::from(ip)), ip, "{text}");
         }

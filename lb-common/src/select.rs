@@ -45,12 +45,7 @@ pub const fn socket_hash(cookie: u64, set_id: u32) -> u64 {
 /// order, while it meets backends that may not get new flows. Where all of the walk is ejected the first stands: a fault that ejects everybody is
 /// the node's own, and then any backend is better than none.
 #[inline(always)]
-pub fn pick<T: Tables>(
-    tables: &T,
-    word: SetWord,
-    header: ListEntry,
-    hash: u64,
-) -> Option<Pick<T::Backend>> {
+pub fn pick<T: Tables>(tables: &T, word: SetWord, header: ListEntry, hash: u64) -> Option<Pick<T::Backend>> {
     let start = hash::scale((hash >> 32) as u32, header.b);
     let mut first = None;
     let mut step = 0;
@@ -75,12 +70,7 @@ pub fn pick<T: Tables>(
 }
 
 #[inline(always)]
-fn look<T: Tables>(
-    tables: &T,
-    word: SetWord,
-    header: ListEntry,
-    slot: u32,
-) -> Option<(Pick<T::Backend>, bool)> {
+fn look<T: Tables>(tables: &T, word: SetWord, header: ListEntry, slot: u32) -> Option<(Pick<T::Backend>, bool)> {
     let element = tables.element(header.a.wrapping_add(slot / SLOTS_PER_ELEMENT))?;
     let member = slot_of(element, slot);
     if member >= word.count() {
@@ -100,21 +90,12 @@ fn look<T: Tables>(
 /// The better of two members by connections started in this publication, relative to weight: bounds the unevenness
 /// of independent keys (Mitzenmacher: "The power of two choices in randomized load balancing", 2001).
 #[inline(always)]
-pub fn pick_balanced<T: Tables>(
-    tables: &T,
-    word: SetWord,
-    header: ListEntry,
-    hash: u64,
-) -> Option<Pick<T::Backend>> {
+pub fn pick_balanced<T: Tables>(tables: &T, word: SetWord, header: ListEntry, hash: u64) -> Option<Pick<T::Backend>> {
     let one = pick(tables, word, header, hash)?;
     let Some(two) = pick(tables, word, header, hash::mix(hash)) else {
         return Some(one);
     };
-    Some(if lighter(two.entry, one.entry) {
-        two
-    } else {
-        one
-    })
+    Some(if lighter(two.entry, one.entry) { two } else { one })
 }
 
 /// True if `a` has started fewer connections than `b`, each relative to its weight.

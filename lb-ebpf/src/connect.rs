@@ -11,11 +11,7 @@ use crate::{
     maps::{BACKEND_STATS, LISTS, SERVICE_STATS, SOCKETS},
     mptcp::IPPROTO_MPTCP,
 };
-use aya_ebpf::{
-    bindings::BPF_NOEXIST,
-    helpers::bpf_set_retval,
-    programs::SockAddrContext,
-};
+use aya_ebpf::{bindings::BPF_NOEXIST, helpers::bpf_set_retval, programs::SockAddrContext};
 use aya_log_ebpf::debug;
 use lb_common::{
     abi::{TCP, UDP},

@@ -9,7 +9,10 @@
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
-#![expect(internal_features, reason = "atomic_xadd is the only way to a `lock` addition with its result unused")]
+#![expect(
+    internal_features,
+    reason = "atomic_xadd is the only way to a `lock` addition with its result unused"
+)]
 
 mod connect;
 mod count;

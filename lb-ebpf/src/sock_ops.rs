@@ -194,7 +194,11 @@ macro_rules! end {
                 read!($ops, $ip6[3]),
             ],
         };
-        if read!($ops, family) == AF_INET { Addr::from_v4(v4) } else { v6 }
+        if read!($ops, family) == AF_INET {
+            Addr::from_v4(v4)
+        } else {
+            v6
+        }
     }};
 }
 

@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
-pub use crate::{desired::NodePortAddresses, source::Source as SourceSpec, view::Mode};
 use crate::model::Cidr;
+pub use crate::{desired::NodePortAddresses, source::Source as SourceSpec, view::Mode};
 
 /// Everything that the agent is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,7 +140,9 @@ pub enum CgroupError {
     #[error("/proc/self/mountinfo: {0}")]
     Mounts(#[source] io::Error),
     /// No cgroup v2 is mounted.
-    #[error("no cgroup v2 file system is mounted; mount one (mount -t cgroup2 none /sys/fs/cgroup) or name a cgroup with --cgroup")]
+    #[error(
+        "no cgroup v2 file system is mounted; mount one (mount -t cgroup2 none /sys/fs/cgroup) or name a cgroup with --cgroup"
+    )]
     Absent,
 }
 
@@ -167,13 +169,17 @@ fn cgroup2_in(mountinfo: &str) -> Option<PathBuf> {
 /// Undoes the mount table's octal escapes (space, tab, newline, backslash).
 fn unescape(text: &str) -> PathBuf {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    let plain = escapes.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
+    let plain = escapes
+        .iter()
+        .fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
     PathBuf::from(plain)
 }
 
 /// Reads a pin folder's name: one plain component.
 pub fn parse_pin_name(text: &str) -> Result<String, String> {
-    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    let plain = text
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
     if text.is_empty() || text.len() > 64 || !plain {
         return Err("allowed are 1 to 64 letters, digits, `-` and `_`".to_owned());
     }
@@ -213,7 +219,10 @@ mod tests {
     #[test]
     fn sources_are_read_and_written_alike() {
         for text in ["dir:/etc/manifests", "dir:rel/a:b", "kube"] {
-            assert_eq!(text.parse::<SourceSpec>().map(|spec| spec.to_string()), Ok(text.to_owned()));
+            assert_eq!(
+                text.parse::<SourceSpec>().map(|spec| spec.to_string()),
+                Ok(text.to_owned())
+            );
         }
         for text in ["", "dir", "dir:", "kube:", "file:/x", "/etc/manifests"] {
             assert!(text.parse::<SourceSpec>().is_err(), "{text}");
@@ -241,9 +250,13 @@ mod tests {
         assert_eq!(cgroup2_in(hybrid), Some("/sys/fs/cgroup/unified".into()));
         let unified = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
         assert_eq!(cgroup2_in(unified), Some("/sys/fs/cgroup".into()));
-        let part_first = "30 23 0:26 /kubepods /part rw - cgroup2 none rw\n31 23 0:26 / /a\\040b rw - cgroup2 none rw\n";
+        let part_first =
+            "30 23 0:26 /kubepods /part rw - cgroup2 none rw\n31 23 0:26 / /a\\040b rw - cgroup2 none rw\n";
         assert_eq!(cgroup2_in(part_first), Some("/a b".into()));
-        assert_eq!(cgroup2_in("27 25 0:24 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"), None);
+        assert_eq!(
+            cgroup2_in("27 25 0:24 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"),
+            None
+        );
         assert_eq!(cgroup2_in("garbage\n\n - \n"), None);
     }
 

@@ -4,13 +4,7 @@
 //! takes ten seconds in a virtual machine, so a loaded object is handed on from test to test, emptied. The invariant: a
 //! test begins with empty maps, counters read from zero, and its own cgroup; whatever ends it, everything is removed.
 
-use std::{
-    cell::RefCell,
-    collections::BTreeMap,
-    net::SocketAddr,
-    thread,
-    time::Duration,
-};
+use std::{cell::RefCell, collections::BTreeMap, net::SocketAddr, thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use aya::{
@@ -126,7 +120,9 @@ pub struct Datapath {
 
 impl std::fmt::Debug for Datapath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Datapath").field("applied", &self.applied).finish_non_exhaustive()
+        f.debug_struct("Datapath")
+            .field("applied", &self.applied)
+            .finish_non_exhaustive()
     }
 }
 
@@ -192,7 +188,11 @@ impl Datapath {
         let new = self.compiler.compile(service, old, &mut tables)?;
         let mut plan = Plan::between(old, Some(&new));
         plan.tables = tables;
-        self.loaded.as_mut().expect("loaded until dropped").kernel.apply(&plan)?;
+        self.loaded
+            .as_mut()
+            .expect("loaded until dropped")
+            .kernel
+            .apply(&plan)?;
         if let Some(old) = self.applied.remove(&service.name) {
             self.compiler.retire(&old, Some(&new), 0);
         }
@@ -202,7 +202,10 @@ impl Datapath {
 
     /// Takes a Service out of the kernel.
     pub fn remove(&mut self, name: &ObjectName) -> Result<()> {
-        let old = self.applied.remove(name).with_context(|| format!("{name} is not applied"))?;
+        let old = self
+            .applied
+            .remove(name)
+            .with_context(|| format!("{name} is not applied"))?;
         let loaded = self.loaded.as_mut().expect("loaded until dropped");
         loaded.kernel.apply(&Plan::between(Some(&old), None))?;
         self.compiler.retire(&old, None, 0);
@@ -260,7 +263,10 @@ impl Datapath {
 
     /// The state of a socket.
     pub fn socket(&self, cookie: u64) -> Option<SocketState> {
-        self.kernel().sockets().find(|(key, _)| *key == cookie).map(|(_, state)| state)
+        self.kernel()
+            .sockets()
+            .find(|(key, _)| *key == cookie)
+            .map(|(_, state)| state)
     }
 
     /// Entries of a hash map.
@@ -353,6 +359,9 @@ impl Drop for Datapath {
 
 /// Waits until a condition holds.
 pub fn wait_until(what: &str, condition: impl FnMut() -> bool) -> Result<()> {
-    ensure!(lab::holds_within(PATIENCE, condition), "not within {PATIENCE:?}: {what}");
+    ensure!(
+        lab::holds_within(PATIENCE, condition),
+        "not within {PATIENCE:?}: {what}"
+    );
     Ok(())
 }

@@ -10,8 +10,8 @@ use std::{
     process::ExitCode,
 };
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use lb_user::lab::mounts::BpfFs;
+use libtest_mimic::{Arguments, Failed, Trial};
 
 /// A test: its name and its body.
 pub struct Test {

@@ -122,6 +122,12 @@ fn ten_thousand_services_with_ten_endpoints_fit() {
 
     println!("held {held} KiB, after a relist {after} KiB, peak {peak} KiB");
     assert!(held <= 32 << 10, "the input holds {held} KiB");
-    assert!(after <= held + (1 << 10), "a relist leaves {after} KiB where {held} KiB were");
-    assert!(peak <= held * 2, "the relist's peak is {peak} KiB where {held} KiB are held");
+    assert!(
+        after <= held + (1 << 10),
+        "a relist leaves {after} KiB where {held} KiB were"
+    );
+    assert!(
+        peak <= held * 2,
+        "the relist's peak is {peak} KiB where {held} KiB are held"
+    );
 }

@@ -131,7 +131,10 @@ fn timeout(dial: Dial) -> Result<()> {
             break;
         }
     }
-    assert!(others > 0, "four times in a row the same of five backends: 1 in 625 by chance");
+    assert!(
+        others > 0,
+        "four times in a row the same of five backends: 1 in 625 by chance"
+    );
     Ok(())
 }
 
@@ -191,7 +194,12 @@ fn ejected(dial: Dial) -> Result<()> {
     dp.apply(&web)?;
     let first = meet_one(dial)?;
     let id = dp.backend_id(&web, first)?;
-    let (_, mut backend) = *dp.compiled(&web).backends.iter().find(|(i, _)| *i == id).context("compiled")?;
+    let (_, mut backend) = *dp
+        .compiled(&web)
+        .backends
+        .iter()
+        .find(|(i, _)| *i == id)
+        .context("compiled")?;
     backend.state = state::EJECTED;
     let mut plan = Plan::default();
     plan.put_backends.insert(id, backend);
@@ -230,9 +238,10 @@ fn two_clients(dial: Dial) -> Result<()> {
     // Six clients on five backends: all on one would be 1 in 3,125 by chance.
     assert!(met.len() > 1, "{met:?}");
     let set_id = dp.compiled(&web).sets[0].set_id;
-    let remembered = dp.kernel().affinities().filter(|(key, _)| {
-        key.set_id == set_id && key.origin == 0
-    });
+    let remembered = dp
+        .kernel()
+        .affinities()
+        .filter(|(key, _)| key.set_id == set_id && key.origin == 0);
     assert!(remembered.count() >= clients.len());
     Ok(())
 }

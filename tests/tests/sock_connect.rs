@@ -110,8 +110,14 @@ fn translated(dial: Dial) -> Result<()> {
     let cookie = socket::cookie(&stream)?;
     let state = dp.socket(cookie).context("the socket has state while it is open")?;
     let local = stream.local_addr()?;
-    assert_eq!((state.vip, state.vip_port.get()), (Addr::from(vip(dial).ip()), VIP_PORT));
-    assert_eq!((state.client, state.client_port.get()), (Addr::from(dial.near()), local.port()));
+    assert_eq!(
+        (state.vip, state.vip_port.get()),
+        (Addr::from(vip(dial).ip()), VIP_PORT)
+    );
+    assert_eq!(
+        (state.client, state.client_port.get()),
+        (Addr::from(dial.near()), local.port())
+    );
     assert_eq!((state.phase, state.proto), (phase::OPEN, 6));
     assert_eq!(state.backend_id, dp.backend_id(&web, backend)?);
     assert_eq!(state.service_id, dp.compiled(&web).service_id);
@@ -185,7 +191,11 @@ fn disconnected(dial: Dial) -> Result<()> {
     assert_eq!(socket::peer(&fd)?, direct);
     assert_eq!(dp.entries(maps::SOCKETS), 0);
     let counters = dp.service_counters(&web)?;
-    assert_eq!((counters.established, counters.closed), (1, 1), "the first connection has ended");
+    assert_eq!(
+        (counters.established, counters.closed),
+        (1, 1),
+        "the first connection has ended"
+    );
 
     // And back to the frontend: the socket is as good as new.
     socket::disconnect(&fd)?;
@@ -193,7 +203,10 @@ fn disconnected(dial: Dial) -> Result<()> {
     assert_eq!(socket::peer(&fd)?, dialled);
     drop(fd);
     let records = dp.wait_connections(2)?;
-    assert!(records.iter().all(|r| r.outcome == outcome::ESTABLISHED), "{records:#?}");
+    assert!(
+        records.iter().all(|r| r.outcome == outcome::ESTABLISHED),
+        "{records:#?}"
+    );
     let counters = dp.service_counters(&web)?;
     assert_eq!((counters.connects, counters.established, counters.closed), (2, 2, 2));
     Ok(())
@@ -295,15 +308,27 @@ fn mptcp(dial: Dial) -> Result<()> {
     let counters = dp.service_counters(&web)?;
     assert_eq!((counters.connects, counters.established, counters.closed), (1, 1, 0));
     drop(stream);
-    assert_eq!(dp.entries(maps::SOCKETS), 0, "the state of the first subflow ends with the socket");
+    assert_eq!(
+        dp.entries(maps::SOCKETS),
+        0,
+        "the state of the first subflow ends with the socket"
+    );
     assert_eq!(dp.wait_connections(1)?[0].outcome, outcome::ESTABLISHED);
     assert_eq!(dp.service_counters(&web)?.closed, 1);
 
     // One whose connect fails leaves nothing either.
-    let refusing = service("refusing", vip_number(dial, 11), Protocol::Tcp, &[SocketAddr::new(backend.ip(), 9)]);
+    let refusing = service(
+        "refusing",
+        vip_number(dial, 11),
+        Protocol::Tcp,
+        &[SocketAddr::new(backend.ip(), 9)],
+    );
     dp.apply(&refusing)?;
     let fd = mptcp_socket(dial)?;
-    assert_eq!(socket::dial(&fd, dial.as_dialled(vip_number(dial, 11))), Err(Errno::ECONNREFUSED));
+    assert_eq!(
+        socket::dial(&fd, dial.as_dialled(vip_number(dial, 11))),
+        Err(Errno::ECONNREFUSED)
+    );
     drop(fd);
     assert_eq!(dp.entries(maps::SOCKETS), 0);
     assert_eq!(dp.wait_connections(2)?[1].outcome, outcome::REFUSED);
@@ -311,7 +336,11 @@ fn mptcp(dial: Dial) -> Result<()> {
 }
 
 fn mptcp_socket(dial: Dial) -> Result<OwnedFd> {
-    let family = if dial == Dial::V4 { libc::AF_INET } else { libc::AF_INET6 };
+    let family = if dial == Dial::V4 {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
     // SAFETY: the call takes numbers.
     let raw = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, libc::IPPROTO_MPTCP) };
     if raw < 0 {
@@ -361,7 +390,11 @@ fn ping(dial: Dial) -> Result<()> {
     world.near.write_sysctl("ipv4/ping_group_range", "0 0")?;
     let mut dp = Datapath::start(Setup::default())?;
     dp.apply(&web(dial, &dial.backends(1)))?;
-    let protocol = if dial == Dial::V4 { SockProtocol::Icmp } else { SockProtocol::IcmpV6 };
+    let protocol = if dial == Dial::V4 {
+        SockProtocol::Icmp
+    } else {
+        SockProtocol::IcmpV6
+    };
     let fd = socket::make(dial, SockType::Datagram, SockFlag::empty(), Some(protocol))?;
     let dialled = dial.as_dialled(vip(dial));
     match socket::dial(&fd, dialled) {
@@ -394,7 +427,12 @@ fn opted_out(dial: Dial) -> Result<()> {
         let (stream, name) = connect(dialled)?;
         place.leave()?;
         assert_eq!(stream.peer_addr()?, dialled);
-        assert_eq!(name, if is_out { vip(dial) } else { backend }, "from {}", place.path().display());
+        assert_eq!(
+            name,
+            if is_out { vip(dial) } else { backend },
+            "from {}",
+            place.path().display()
+        );
         passed += u64::from(is_out);
         assert_eq!(dp.count(dial.connect_hook(), action::OPTED_OUT)?, passed);
     }
@@ -439,7 +477,10 @@ fn full(dial: Dial) -> Result<()> {
     let world = World::enter(1)?;
     let backend = dial.backend(0);
     let _server = world.serve(&[backend], Manner::Stay)?;
-    let mut dp = Datapath::start(Setup { sockets: 2, ..Setup::default() })?;
+    let mut dp = Datapath::start(Setup {
+        sockets: 2,
+        ..Setup::default()
+    })?;
     let web = web(dial, &[backend]);
     dp.apply(&web)?;
     let dialled = dial.as_dialled(vip(dial));

@@ -115,7 +115,10 @@ fn connected(dial: Dial) -> Result<()> {
     let backend = first.context("three answers")?;
     assert_eq!(server.count(backend), 3);
     let state = dp.socket(socket::cookie(&socket)?).context("state while it is open")?;
-    assert_eq!((state.phase, state.proto, state.vip), (phase::OPEN, 17, Addr::from(dial.vip(10))));
+    assert_eq!(
+        (state.phase, state.proto, state.vip),
+        (phase::OPEN, 17, Addr::from(dial.vip(10)))
+    );
     assert_eq!(state.backend_id, dp.backend_id(&dns, backend)?);
     assert_eq!(dp.count(dial.connect_hook(), action::TRANSLATED)?, 1);
     assert_eq!(dp.count(dial.receive_hook(), action::TRANSLATED)?, 3);
@@ -142,7 +145,11 @@ fn unconnected(dial: Dial) -> Result<()> {
     let socket = open(dial)?;
     let (backend, from) = ask(&socket, dialled)?;
     assert_eq!(from, dialled);
-    assert_eq!(ask(&socket, dialled)?, (backend, dialled), "one socket stays with one backend");
+    assert_eq!(
+        ask(&socket, dialled)?,
+        (backend, dialled),
+        "one socket stays with one backend"
+    );
     assert_eq!(dp.count(dial.send_hook(), action::TRANSLATED)?, 2);
     assert_eq!(dp.count(dial.receive_hook(), action::TRANSLATED)?, 2);
     let reverse: Vec<_> = dp.kernel().reverse_entries().collect();
@@ -192,7 +199,11 @@ fn shared_backend(dial: Dial) -> Result<()> {
     let socket = open(dial)?;
     for vip in [one, two, one, one, two] {
         let dialled = dial.as_dialled(vip);
-        assert_eq!(ask(&socket, dialled)?, (backend, dialled), "the answer shows the one last sent to");
+        assert_eq!(
+            ask(&socket, dialled)?,
+            (backend, dialled),
+            "the answer shows the one last sent to"
+        );
     }
     assert_eq!(dp.entries(maps::UDP_REVERSE), 1, "the tuples are identical");
     drop(socket);
@@ -229,8 +240,12 @@ fn connected_elsewhere(dial: Dial) -> Result<()> {
     let cookie = socket::cookie(&socket)?;
     let dialled = dial.as_dialled(vip(dial));
     // The frontend, another pod, the frontend again, and at last its backend directly.
-    for (to, name) in [(dialled, backend), (dial.as_dialled(other), other), (dialled, backend), (dial.as_dialled(backend), backend)]
-    {
+    for (to, name) in [
+        (dialled, backend),
+        (dial.as_dialled(other), other),
+        (dialled, backend),
+        (dial.as_dialled(backend), backend),
+    ] {
         socket.connect(to)?;
         assert_eq!(socket.peer_addr()?, to);
         socket.send(b"?")?;
@@ -351,7 +366,11 @@ fn long_chain(dial: Dial) -> Result<()> {
     // A sweep takes nothing from the living.
     assert_eq!(dp.kernel_mut().sweep_reverse()?, 0);
     drop(short);
-    assert_eq!(dp.entries(maps::UDP_REVERSE), all as u64, "a chain as long as the walk goes with its socket");
+    assert_eq!(
+        dp.entries(maps::UDP_REVERSE),
+        all as u64,
+        "a chain as long as the walk goes with its socket"
+    );
     drop(long);
     assert_eq!(dp.entries(maps::UDP_SOCKETS), 0);
     assert_eq!(dp.entries(maps::UDP_REVERSE), beyond as u64);

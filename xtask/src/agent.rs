@@ -19,10 +19,7 @@ pub(crate) fn command(layout: &Layout, release: bool) -> Result<()> {
     setup::require(layout, &[Group::Build])?;
     build(layout, &["lb-user"], release)?;
     let profile = profile(release);
-    println!(
-        "Built {}",
-        layout.target.join(profile).join("evenkeel").display()
-    );
+    println!("Built {}", layout.target.join(profile).join("evenkeel").display());
     Ok(())
 }
 

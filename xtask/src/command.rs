@@ -31,10 +31,7 @@ pub(crate) fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T>
         let what = what.to_owned();
         thread::spawn(move || {
             while wait.recv_timeout(HEARTBEAT) == Err(mpsc::RecvTimeoutError::Timeout) {
-                say(&format!(
-                    "xtask: {what} … {} s so far",
-                    start.elapsed().as_secs()
-                ));
+                say(&format!("xtask: {what} … {} s so far", start.elapsed().as_secs()));
             }
         })
     };
@@ -43,10 +40,7 @@ pub(crate) fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T>
     // The ticker only prints; there is nothing to learn from how it ended.
     let _ = ticker.join();
     if result.is_ok() && start.elapsed() > Duration::from_secs(2) {
-        say(&format!(
-            "xtask: {what}: done in {} s",
-            start.elapsed().as_secs()
-        ));
+        say(&format!("xtask: {what}: done in {} s", start.elapsed().as_secs()));
     }
     result
 }
@@ -75,11 +69,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     if status.success() {
         return Ok(());
     }
-    bail!(
-        "`{}` {}; its own output above says why",
-        shown(command),
-        ended(status)
-    )
+    bail!("`{}` {}; its own output above says why", shown(command), ended(status))
 }
 
 /// Runs a command whose own output the user sees, and gives how it ended.
@@ -152,10 +142,7 @@ pub(crate) fn logged(tries: u32, log: &Path, command: &mut Command) -> Result<()
 /// A command as one would type it.
 pub(crate) fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words
-        .map(|word| word.to_string_lossy())
-        .collect::<Vec<_>>()
-        .join(" ")
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
 fn ended(status: ExitStatus) -> String {

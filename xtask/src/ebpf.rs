@@ -147,10 +147,7 @@ pub(crate) fn linker_root(layout: &Layout, llvm_major: u32) -> PathBuf {
 pub(crate) fn build(layout: &Layout) -> Result<PathBuf> {
     let manifest = layout.ebpf_manifest();
     if !manifest.is_file() {
-        bail!(
-            "there is no {}: the clone is incomplete",
-            manifest.display()
-        );
+        bail!("there is no {}: the clone is incomplete", manifest.display());
     }
     let (route, linker) = tools(layout)?;
     step("building the kernel object", || {
@@ -164,10 +161,8 @@ pub(crate) fn build(layout: &Layout) -> Result<PathBuf> {
 
 /// The compiler and linker, or a sentence on how to get them.
 pub(crate) fn tools(layout: &Layout) -> Result<(Route, PathBuf)> {
-    let route = Route::detect()
-        .context("no compiler for the BPF target: `cargo xtask setup` says what to install")?;
-    let linker = find_linker(layout, Some(route))
-        .context("no bpf-linker: `cargo xtask setup` says how to get it")?;
+    let route = Route::detect().context("no compiler for the BPF target: `cargo xtask setup` says what to install")?;
+    let linker = find_linker(layout, Some(route)).context("no bpf-linker: `cargo xtask setup` says how to get it")?;
     Ok((route, linker))
 }
 

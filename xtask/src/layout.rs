@@ -23,14 +23,14 @@ impl Layout {
     /// Finds the paths from this crate's place and the environment.
     pub(crate) fn find() -> Result<Self> {
         // `cargo run` sets the variable; a copied xtask binary falls back to where it was compiled.
-        let manifest = env::var_os("CARGO_MANIFEST_DIR")
-            .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+        let manifest =
+            env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         let root = manifest
             .parent()
             .context("xtask does not lie in a repository")?
             .to_path_buf();
-        let target = env::var_os("CARGO_TARGET_DIR")
-            .map_or_else(|| root.join("target"), |dir| root.join(PathBuf::from(dir)));
+        let target =
+            env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(PathBuf::from(dir)));
         Ok(Self {
             root,
             target,
@@ -90,7 +90,5 @@ fn is_executable(file: &Path) -> bool {
 pub(crate) fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;
     // The owner of one's own /proc entry is the effective user.
-    Path::new("/proc/self")
-        .metadata()
-        .is_ok_and(|meta| meta.uid() == 0)
+    Path::new("/proc/self").metadata().is_ok_and(|meta| meta.uid() == 0)
 }

@@ -39,9 +39,7 @@ pub(crate) fn command(layout: &Layout) -> Result<()> {
     if !failed.is_empty() {
         bail!("lint failed: {}", failed.join(", "));
     }
-    say(
-        "xtask: lint passed (the advisory database is not consulted: it is no package, and lint must work without it)",
-    );
+    say("xtask: lint passed (the advisory database is not consulted: it is no package, and lint must work without it)");
     Ok(())
 }
 
@@ -74,11 +72,7 @@ fn kernel_lints(layout: &Layout) -> Result<()> {
             "rustc"
         }
     };
-    command::run(
-        route
-            .cargo(layout, &linker, verb)
-            .args(["--", "-D", "warnings"]),
-    )
+    command::run(route.cargo(layout, &linker, verb).args(["--", "-D", "warnings"]))
 }
 
 fn deny(layout: &Layout, manifest: &str, stale: &str) -> Result<()> {
@@ -87,14 +81,7 @@ fn deny(layout: &Layout, manifest: &str, stale: &str) -> Result<()> {
     };
     let mut deny = std::process::Command::new(program);
     deny.current_dir(&layout.root)
-        .args([
-            "--log-level",
-            "warn",
-            "--locked",
-            "--manifest-path",
-            manifest,
-            "check",
-        ])
+        .args(["--log-level", "warn", "--locked", "--manifest-path", manifest, "check"])
         .args([
             "--config",
             "deny.toml",

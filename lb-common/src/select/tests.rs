@@ -23,11 +23,7 @@ impl Memory {
             .collect();
         let slots = maglev::slots_for(weights.len());
         let table = maglev::build(&members, slots).expect("the tests give weights");
-        let mut lists = vec![ListEntry {
-            a: 0,
-            b: slots,
-            c: 0,
-        }];
+        let mut lists = vec![ListEntry { a: 0, b: slots, c: 0 }];
         lists.extend(weights.iter().enumerate().map(|(i, weight)| ListEntry {
             a: i as u32 + 1,
             b: u32::from(*weight),
@@ -35,12 +31,7 @@ impl Memory {
         }));
         let elements = table
             .chunks(SLOTS_PER_ELEMENT as usize)
-            .map(|chunk| {
-                chunk
-                    .iter()
-                    .rev()
-                    .fold(0u64, |e, s| e << 16 | u64::from(*s))
-            })
+            .map(|chunk| chunk.iter().rev().fold(0u64, |e, s| e << 16 | u64::from(*s)))
             .collect();
         Self {
             lists,
@@ -51,8 +42,7 @@ impl Memory {
     }
 
     fn connect(&mut self, cookie: u64) -> u32 {
-        let pick = pick_balanced(self, self.word, self.lists[0], socket_hash(cookie, 7))
-            .expect("a member");
+        let pick = pick_balanced(self, self.word, self.lists[0], socket_hash(cookie, 7)).expect("a member");
         self.lists[pick.list_index as usize].c += 1;
         pick.backend
     }
@@ -97,13 +87,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 #[test]
 fn connections_are_even_far_beyond_chance() {
-    let runs = |n: usize, c: u64| {
-        median(
-            (0..30)
-                .map(|r| max_over_mean(&vec![1; n], c, r << 32))
-                .collect(),
-        )
-    };
+    let runs = |n: usize, c: u64| median((0..30).map(|r| max_over_mean(&vec![1; n], c, r << 32)).collect());
     let (a, b, c) = (runs(10, 1_000), runs(10, 10_000), runs(3, 6_000));
     assert!(a <= 1.02, "1,000 over 10: {a}");
     assert!(b <= 1.01, "10,000 over 10: {b}");
@@ -112,11 +96,7 @@ fn connections_are_even_far_beyond_chance() {
 
 #[test]
 fn weights_are_kept_within_the_same_bound() {
-    let worst = median(
-        (0..30)
-            .map(|r| max_over_mean(&[1, 3, 2, 4], 10_000, r << 32))
-            .collect(),
-    );
+    let worst = median((0..30).map(|r| max_over_mean(&[1, 3, 2, 4], 10_000, r << 32)).collect());
     assert!(worst <= 1.02, "{worst}");
 }
 
@@ -126,13 +106,7 @@ fn plain_hashing_is_as_uneven_as_chance() {
     let memory = Memory::new(&[1; 10]);
     let mut counts = [0u32; 10];
     for cookie in 0..1_000 {
-        let pick = pick(
-            &memory,
-            memory.word,
-            memory.lists[0],
-            socket_hash(cookie, 7),
-        )
-        .unwrap();
+        let pick = pick(&memory, memory.word, memory.lists[0], socket_hash(cookie, 7)).unwrap();
         counts[pick.backend as usize - 1] += 1;
     }
     assert!(counts.iter().max().unwrap() > &105, "{counts:?}");
@@ -172,10 +146,7 @@ fn healthy_keys_stay_when_a_backend_is_ejected() {
         }
     }
     assert_eq!(taken_over[4], 0);
-    assert!(
-        taken_over.iter().filter(|n| **n > 0).count() >= 8,
-        "{taken_over:?}"
-    );
+    assert!(taken_over.iter().filter(|n| **n > 0).count() >= 8, "{taken_over:?}");
 }
 
 #[test]

@@ -73,7 +73,11 @@ mod tests {
     #[test]
     fn loopback_is_among_the_addresses_once() {
         let found = read().expect("the kernel tells");
-        let loopback = found.addresses.iter().filter(|addr| addr.is_loopback() && addr.is_ipv4()).count();
+        let loopback = found
+            .addresses
+            .iter()
+            .filter(|addr| addr.is_loopback() && addr.is_ipv4())
+            .count();
         assert!(loopback <= 1, "{found:?}");
     }
 }

@@ -17,7 +17,7 @@ use crate::{
         reuse::{ReuseCounts, chance_of_same},
     },
     compile::{Compiled, proto},
-    model::{DesiredService, FrontendKind, Kind, ObjectName, Protocol, SetName, Scope},
+    model::{DesiredService, FrontendKind, Kind, ObjectName, Protocol, Scope, SetName},
     observe::Observation,
     reconcile::Reconciler,
     view::{
@@ -48,7 +48,11 @@ pub(super) fn protocol_name(protocol: Protocol) -> &'static str {
 
 /// A set's name for people, such as `http/TCP/IPv4/cluster`.
 pub(super) fn set_name(name: &SetName) -> String {
-    let port = if name.port_name.is_empty() { "-" } else { &*name.port_name };
+    let port = if name.port_name.is_empty() {
+        "-"
+    } else {
+        &*name.port_name
+    };
     let family = if name.ipv6 { "IPv6" } else { "IPv4" };
     let scope = match name.scope {
         Scope::Cluster => "cluster",
@@ -140,9 +144,11 @@ impl Shared {
             .map(|name| {
                 let (program, target, hook) = match name.strip_prefix("tc_") {
                     Some(rest) => match rest.split_once('-') {
-                        Some((direction, interface)) => {
-                            (format!("tc_{direction}"), interface.to_owned(), format!("tc/{direction}"))
-                        }
+                        Some((direction, interface)) => (
+                            format!("tc_{direction}"),
+                            interface.to_owned(),
+                            format!("tc/{direction}"),
+                        ),
                         None => (name.to_owned(), String::new(), "tc".to_owned()),
                     },
                     None => (name.to_owned(), cgroup.clone(), format!("cgroup/{name}")),
@@ -250,7 +256,11 @@ impl Answers for Shared {
         let reconciler = lock(&self.reconciler);
         let all = Self::all_service_counters(&reconciler).map_err(failed)?;
         let counters = reconciler.kernel().counters().map_err(failed)?;
-        let sum = |wanted: u32| -> u64 { (0..hook::COUNT).map(|h| counters[counter::index(h, wanted) as usize]).sum() };
+        let sum = |wanted: u32| -> u64 {
+            (0..hook::COUNT)
+                .map(|h| counters[counter::index(h, wanted) as usize])
+                .sum()
+        };
         let mut counts = CountsView {
             events_lost: sum(action::RECORD_LOST),
             ..CountsView::default()
@@ -285,7 +295,11 @@ impl Answers for Shared {
                 pending_since: sync.pending_since.map(Timestamp::from_system),
                 last_duration_seconds: sync.last_duration.map(|d| d.as_secs_f64()),
                 failures: sync.failures,
-                last_error: sync.errors.iter().next().map(|(name, error)| format!("Service {name}: {error}")),
+                last_error: sync
+                    .errors
+                    .iter()
+                    .next()
+                    .map(|(name, error)| format!("Service {name}: {error}")),
                 repairs: sync.repairs,
             },
             programs,
@@ -320,7 +334,10 @@ impl Answers for Shared {
         let reconciler = lock(&self.reconciler);
         let observation = lock(&self.observation);
         let compiled = find(&reconciler, name)?;
-        let counters = reconciler.kernel().service_counter(compiled.service_id).map_err(failed)?;
+        let counters = reconciler
+            .kernel()
+            .service_counter(compiled.service_id)
+            .map_err(failed)?;
         Ok(Self::service_view(&reconciler, &observation, name, compiled, counters))
     }
 
@@ -384,7 +401,9 @@ impl Answers for Shared {
         let mut total = ReuseCounts::default();
         let mut services = Vec::new();
         for (name, service) in Self::shown(&reconciler, filter) {
-            let Some(counts) = tracker.service(service.service_id) else { continue };
+            let Some(counts) = tracker.service(service.service_id) else {
+                continue;
+            };
             add(&mut total, counts);
             let set = service.sets.iter().max_by_key(|set| set.members.len());
             let chance = set.and_then(|set| chance_of_same(set.members.iter().map(|(_, w)| u32::from(*w))));
@@ -408,7 +427,10 @@ impl Answers for Shared {
                 let slots = if set.word.count() == 0 {
                     Vec::new()
                 } else {
-                    reconciler.kernel().table(set.table.offset, set.table.slots).map_err(failed)?
+                    reconciler
+                        .kernel()
+                        .table(set.table.offset, set.table.slots)
+                        .map_err(failed)?
                 };
                 let weights: f64 = set.members.iter().map(|(_, weight)| f64::from(*weight)).sum();
                 let mut counts = vec![0u32; set.members.len()];
@@ -438,7 +460,11 @@ impl Answers for Shared {
                                 weight: u32::from(*weight),
                                 slots: count,
                                 share: f64::from(count) / (slots.len() as f64).max(1.0),
-                                fair_share: if weights > 0.0 { f64::from(*weight) / weights } else { 0.0 },
+                                fair_share: if weights > 0.0 {
+                                    f64::from(*weight) / weights
+                                } else {
+                                    0.0
+                                },
                             })
                         })
                         .collect(),
@@ -454,8 +480,12 @@ impl Answers for Shared {
     fn maps(&self) -> Result<Vec<MapInfoView>, QueryError> {
         let census = self.census.count();
         let reconciler = lock(&self.reconciler);
-        let used: BTreeMap<&str, u64> =
-            reconciler.usage().into_iter().chain(census).map(|(map, used, _)| (map, used)).collect();
+        let used: BTreeMap<&str, u64> = reconciler
+            .usage()
+            .into_iter()
+            .chain(census)
+            .map(|(map, used, _)| (map, used))
+            .collect();
         let programs = lock(&self.programs);
         Ok(reconciler
             .kernel()
@@ -467,7 +497,10 @@ impl Answers for Shared {
                 id: facts.id,
                 key_size: facts.key_size,
                 value_size: facts.value_size,
-                entries: used.get(name).copied().or_else(|| reconciler.kernel().count_entries(name)),
+                entries: used
+                    .get(name)
+                    .copied()
+                    .or_else(|| reconciler.kernel().count_entries(name)),
                 max_entries: u64::from(facts.max_entries),
                 memory_bytes: facts.memory,
                 pin: programs.attachments.map_pin(name).map(|pin| pin.display().to_string()),
@@ -481,7 +514,11 @@ impl Answers for Shared {
 }
 
 fn proto_name(backend: &Backend) -> &'static str {
-    if backend.proto == lb_common::abi::UDP { "UDP" } else { "TCP" }
+    if backend.proto == lb_common::abi::UDP {
+        "UDP"
+    } else {
+        "TCP"
+    }
 }
 
 fn fair_share(service: &Compiled, id: u32) -> Option<f64> {

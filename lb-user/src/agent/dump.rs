@@ -36,7 +36,10 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
     let all = kernel.facts();
     let Some(name) = all.keys().find(|known| known.eq_ignore_ascii_case(name)) else {
         let known: Vec<&str> = all.keys().copied().collect();
-        return Err(QueryError::NotFound(format!("map `{name}`; there are {}", known.join(", "))));
+        return Err(QueryError::NotFound(format!(
+            "map `{name}`; there are {}",
+            known.join(", ")
+        )));
     };
     let failed = |error: &dyn std::fmt::Display| QueryError::Failed(error.to_string());
     // Sorted by the key itself, not by its text, so that 10.0.0.9 stands before 10.0.0.10.
@@ -70,18 +73,31 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                         push(
                             id.to_be_bytes().to_vec(),
                             id.to_string(),
-                            format!("list={} members={} generation={}", word.offset(), word.count(), word.generation()),
+                            format!(
+                                "list={} members={} generation={}",
+                                word.offset(),
+                                word.count(),
+                                word.generation()
+                            ),
                         );
                     }
                 }
                 names::LISTS => {
                     for (id, list) in contents.lists {
-                        let members: Vec<String> =
-                            list.members.iter().map(|(backend, weight)| format!("{backend}x{weight}")).collect();
+                        let members: Vec<String> = list
+                            .members
+                            .iter()
+                            .map(|(backend, weight)| format!("{backend}x{weight}"))
+                            .collect();
                         push(
                             id.to_be_bytes().to_vec(),
                             format!("set {id}"),
-                            format!("table={} slots={} members={}", list.table, list.slots, members.join(",")),
+                            format!(
+                                "table={} slots={} members={}",
+                                list.table,
+                                list.slots,
+                                members.join(",")
+                            ),
                         );
                     }
                 }
@@ -90,7 +106,10 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                         push(
                             id.to_be_bytes().to_vec(),
                             format!("set {id}"),
-                            format!("offset={} slots={} digest={:016x}", list.table, list.slots, list.content),
+                            format!(
+                                "offset={} slots={} digest={:016x}",
+                                list.table, list.slots, list.content
+                            ),
                         );
                     }
                 }
@@ -118,7 +137,11 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                     for member in contents.memberships {
                         let mut order = member.set_id.to_be_bytes().to_vec();
                         order.extend(member.backend_id.to_be_bytes());
-                        push(order, format!("set {} backend {}", member.set_id, member.backend_id), "1".to_owned());
+                        push(
+                            order,
+                            format!("set {} backend {}", member.set_id, member.backend_id),
+                            "1".to_owned(),
+                        );
                     }
                 }
             }
@@ -202,7 +225,11 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                 };
                 let mut order = key.set_id.to_be_bytes().to_vec();
                 order.extend(client.bytes());
-                push(order, format!("set {} {client}", key.set_id), format!("backend={} last_ns={}", a.backend_id, a.last_ns));
+                push(
+                    order,
+                    format!("set {} {client}", key.set_id),
+                    format!("backend={} last_ns={}", a.backend_id, a.last_ns),
+                );
             }
         }
         names::OPTED_OUT => {
@@ -227,7 +254,9 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
             }
         }
         other => {
-            return Err(QueryError::Invalid(format!("map {other} cannot be dumped: it is read by the agent alone")));
+            return Err(QueryError::Invalid(format!(
+                "map {other} cannot be dumped: it is read by the agent alone"
+            )));
         }
     }
     rows.sort_by(|a, b| a.0.cmp(&b.0));

@@ -56,7 +56,9 @@ impl Tables for Published<'_> {
 
     fn element(&self, index: u32) -> Option<u64> {
         let first = (index * SLOTS_PER_ELEMENT) as usize;
-        let four = self.slots.get(first..(first + SLOTS_PER_ELEMENT as usize).min(self.slots.len()))?;
+        let four = self
+            .slots
+            .get(first..(first + SLOTS_PER_ELEMENT as usize).min(self.slots.len()))?;
         Some(four.iter().rev().fold(0, |e, slot| e << 16 | u64::from(*slot)))
     }
 
@@ -92,11 +94,17 @@ pub(super) fn explain(shared: &Shared, flow: &ExplainQuery) -> Result<ExplainVie
         Some((name, service, service.frontends[at].1))
     });
     let Some((name, service, frontend)) = found else {
-        view.steps.push(format!("no frontend is {}/{}: the connection goes where it is sent", flow.vip, view.protocol));
+        view.steps.push(format!(
+            "no frontend is {}/{}: the connection goes where it is sent",
+            flow.vip, view.protocol
+        ));
         return Ok(view);
     };
     let desired = reconciler.desired_service(name);
-    let kind = desired.as_ref().and_then(|d| frontend_of(d, &key)).map(|f| kind_name(f.kind));
+    let kind = desired
+        .as_ref()
+        .and_then(|d| frontend_of(d, &key))
+        .map(|f| kind_name(f.kind));
     view.service = Some(name.to_string());
     view.frontend_kind = kind.map(str::to_owned);
     view.steps.push(format!(
@@ -107,11 +115,15 @@ pub(super) fn explain(shared: &Shared, flow: &ExplainQuery) -> Result<ExplainVie
     ));
     if shared.config.mode == Mode::Observe {
         view.verdict = Verdict::Observed;
-        view.steps.push("this agent observes: whoever else translates decides".to_owned());
+        view.steps
+            .push("this agent observes: whoever else translates decides".to_owned());
         return Ok(view);
     }
     let Some(set) = service.sets.iter().find(|set| set.set_id == frontend.set_id) else {
-        return Err(QueryError::Failed(format!("frontend {} names set {}, which is not there", flow.vip, frontend.set_id)));
+        return Err(QueryError::Failed(format!(
+            "frontend {} names set {}, which is not there",
+            flow.vip, frontend.set_id
+        )));
     };
     if set.word.count() == 0 {
         reject(&mut view, frontend, set);
@@ -159,8 +171,10 @@ fn reject(view: &mut ExplainView, frontend: Frontend, set: &CompiledSet) {
         ));
     } else {
         view.verdict = Verdict::Refused;
-        view.steps
-            .push(format!("set {} has no usable endpoint: ECONNREFUSED at once", set_name(&set.name)));
+        view.steps.push(format!(
+            "set {} has no usable endpoint: ECONNREFUSED at once",
+            set_name(&set.name)
+        ));
     }
 }
 

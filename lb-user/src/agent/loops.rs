@@ -160,7 +160,9 @@ async fn reconcile(shared: &Arc<Shared>, input: &Input, liveness: &Liveness) -> 
 
 /// What takes long, or may block, runs beside the runtime's own threads.
 async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| error.to_string())
 }
 
 /// Links every two seconds, contents every minute.
@@ -183,12 +185,18 @@ async fn repair(shared: &Arc<Shared>, liveness: &Liveness) -> Result<(), String>
             // A lost link says that somebody was at work here: the contents are looked at as well.
             if round.is_multiple_of(CHECKS_PER_CONTENTS) || !repaired.is_empty() {
                 reconciler.check().map_err(|error| error.to_string())?;
-                let swept = reconciler.kernel_mut().sweep_reverse().map_err(|error| error.to_string())?;
+                let swept = reconciler
+                    .kernel_mut()
+                    .sweep_reverse()
+                    .map_err(|error| error.to_string())?;
                 if swept > 0 {
                     tracing::debug!(swept, "removed reverse entries of sockets that are gone");
                 }
-                let applied: std::collections::HashSet<u32> =
-                    reconciler.applied().values().map(|service| service.service_id).collect();
+                let applied: std::collections::HashSet<u32> = reconciler
+                    .applied()
+                    .values()
+                    .map(|service| service.service_id)
+                    .collect();
                 lock(&shared.observation).keep_services(|id| applied.contains(&id));
             }
             Ok(())
@@ -237,7 +245,12 @@ async fn readings(shared: &Arc<Shared>, liveness: &Liveness) -> Result<(), Strin
 fn read_counters(shared: &Shared) -> Result<(), String> {
     let reconciler = lock(&shared.reconciler);
     let kernel = reconciler.kernel();
-    let end = reconciler.applied().values().map(|service| service.service_id + 1).max().unwrap_or(0);
+    let end = reconciler
+        .applied()
+        .values()
+        .map(|service| service.service_id + 1)
+        .max()
+        .unwrap_or(0);
     let mut busy: HashMap<u32, bool> = HashMap::new();
     kernel
         .service_counters(end, |id, counters| {
@@ -246,7 +259,10 @@ fn read_counters(shared: &Shared) -> Result<(), String> {
         .map_err(|error| error.to_string())?;
     let with_traffic = || {
         let is_busy = |id: &u32| busy.get(id).copied().unwrap_or(false);
-        reconciler.applied().values().filter(move |service| is_busy(&service.service_id))
+        reconciler
+            .applied()
+            .values()
+            .filter(move |service| is_busy(&service.service_id))
     };
     let ids = with_traffic().flat_map(|service| service.backends.iter().map(|(id, _)| *id));
     let counters = kernel.backend_counters_of(ids).map_err(|error| error.to_string())?;

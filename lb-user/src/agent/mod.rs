@@ -78,7 +78,11 @@ fn start_log(config: &Config) {
     // A second start in one process (tests) keeps the first log.
     let _ = match config.log_format {
         LogFormat::Text => base
-            .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false))
+            .with(
+                tracing_subscriber::fmt::layer()
+                    .with_writer(std::io::stderr)
+                    .with_ansi(false),
+            )
             .try_init(),
         LogFormat::Json => base
             .with(tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr))
@@ -113,7 +117,10 @@ fn sizes(config: &Config) -> Sizes {
         backends: limits.backends.get().max(2),
         lists: scale(defaults.lists, limits.backends.get(), defaults.backends),
         tables: scale(defaults.tables, limits.backends.get(), defaults.backends).max(1 << 17),
-        services: limits.frontends.get().clamp(1024, defaults.services.max(limits.frontends.get() / 2)),
+        services: limits
+            .frontends
+            .get()
+            .clamp(1024, defaults.services.max(limits.frontends.get() / 2)),
         sockets: limits.sockets.get(),
     }
 }
@@ -219,7 +226,10 @@ async fn serve(config: Config) -> Result<()> {
     let _lock = match pins.lock() {
         Ok(lock) => lock,
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-            bail!("another agent holds {}; stop it first, or give this one another --pin-name", pins.root().display())
+            bail!(
+                "another agent holds {}; stop it first, or give this one another --pin-name",
+                pins.root().display()
+            )
         }
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => bail!(
             "{} cannot be opened ({error}); run the agent as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON and a BPF \
@@ -250,7 +260,9 @@ async fn serve(config: Config) -> Result<()> {
     let running = start_source(&config, &cancel);
     let horizon_ns = config.reuse_horizon.as_nanos() as u64;
     let mount = config::cgroup2_root().ok();
-    let inside = mount.as_deref().and_then(|mount| probe::lives_in(&config.cgroup, mount));
+    let inside = mount
+        .as_deref()
+        .and_then(|mount| probe::lives_in(&config.cgroup, mount));
     let shared = Arc::new(Shared {
         started: SystemTime::now(),
         began: Instant::now(),

@@ -170,11 +170,20 @@ impl MetricSource for Shared {
         let (reuse, evicted, late, malformed) = {
             let observation = lock(&self.observation);
             let tracker = observation.reuse();
-            (tracker.total().clone(), tracker.evicted() + observation.passages().1, tracker.late(), observation.malformed)
+            (
+                tracker.total().clone(),
+                tracker.evicted() + observation.passages().1,
+                tracker.late(),
+                observation.malformed,
+            )
         };
         let (full, change, programming) = {
             let timings = lock(&self.timings);
-            (timings.full.clone(), timings.change.clone(), timings.programming.clone())
+            (
+                timings.full.clone(),
+                timings.change.clone(),
+                timings.programming.clone(),
+            )
         };
         let source = self.source.snapshot();
         let kinds = [Kind::Service, Kind::Slice, Kind::Node];

@@ -109,7 +109,9 @@ impl Probe {
         match read {
             Ok(()) if greeting == [GREETING] => Ok(()),
             Ok(()) => Err(format!("the self-probe's connection to {target} reached somebody else")),
-            Err(error) => Err(format!("the self-probe's connection to {target} got no answer: {error}")),
+            Err(error) => Err(format!(
+                "the self-probe's connection to {target} got no answer: {error}"
+            )),
         }
     }
 }

@@ -159,7 +159,11 @@ impl Shared {
                 drops = flushed.drops,
                 took_us = took.as_micros() as u64,
                 "{}",
-                if first { "first synchronisation" } else { "changes applied" }
+                if first {
+                    "first synchronisation"
+                } else {
+                    "changes applied"
+                }
             );
         }
         flushed
@@ -174,7 +178,9 @@ impl Shared {
             .max()
             .unwrap_or(0);
         let mut all = Vec::with_capacity(end as usize);
-        reconciler.kernel().service_counters(end, |_, counters| all.push(counters))?;
+        reconciler
+            .kernel()
+            .service_counters(end, |_, counters| all.push(counters))?;
         Ok(all)
     }
 
@@ -213,7 +219,11 @@ impl Shared {
             let last = seen.last_beat.unwrap_or(self.started);
             let silent = now.duration_since(last).unwrap_or_default();
             if silent > Self::SILENCE {
-                return Err(format!("loop `{}` has been silent for {} s", seen.name, silent.as_secs()));
+                return Err(format!(
+                    "loop `{}` has been silent for {} s",
+                    seen.name,
+                    silent.as_secs()
+                ));
             }
         }
         Ok(())

@@ -141,7 +141,9 @@ impl Passages {
 
     fn make_room(&mut self) {
         while self.open.len() > self.capacity || self.order.len() > 2 * self.capacity {
-            let Some((start_ns, ends)) = self.order.pop_front() else { return };
+            let Some((start_ns, ends)) = self.order.pop_front() else {
+                return;
+            };
             let current = self.open.get(&ends).is_some_and(|open| open.start_ns == start_ns);
             if current && self.open.len() > self.capacity {
                 self.open.remove(&ends);
@@ -201,7 +203,10 @@ mod tests {
             assert_eq!(seen.take(&packet(4000, 80, "S", 1)), None);
             assert_eq!(seen.take(&packet(80, 4000, "SA", 2)), None);
             assert_eq!(seen.take(&packet(first.0, first.1, "FA", 3)), None);
-            assert_eq!(ended(seen.take(&packet(second.0, second.1, "FA", 5))), Some((4000, 1, 5)));
+            assert_eq!(
+                ended(seen.take(&packet(second.0, second.1, "FA", 5))),
+                Some((4000, 1, 5))
+            );
             assert!(seen.is_empty());
             assert_eq!(seen.take(&packet(80, 4000, "R", 6)), None, "it is over");
         }

@@ -219,11 +219,10 @@ impl Attachments {
     fn hold(&mut self, name: &str, link: FdLink) -> Result<(), AttachError> {
         let held = match &self.pins {
             Some(pins) => {
-                link.pin(pins.link(name))
-                    .map_err(|error| AttachError::Pin {
-                        link: name.to_owned(),
-                        reason: error.to_string(),
-                    })?;
+                link.pin(pins.link(name)).map_err(|error| AttachError::Pin {
+                    link: name.to_owned(),
+                    reason: error.to_string(),
+                })?;
                 Held::Pinned
             }
             None => Held::Link(link),
@@ -233,12 +232,7 @@ impl Attachments {
     }
 
     /// Swaps our program into the pinned link, if there is one that still is attached to `target`.
-    fn swap(
-        &mut self,
-        program: &Program,
-        name: &str,
-        target: syscall::Target,
-    ) -> Result<Option<Done>, AttachError> {
+    fn swap(&mut self, program: &Program, name: &str, target: syscall::Target) -> Result<Option<Done>, AttachError> {
         let Some(pins) = &self.pins else {
             return Ok(None);
         };
@@ -259,10 +253,7 @@ impl Attachments {
         };
         let info = syscall::link_info(link.as_fd()).map_err(failed)?;
         if info.target == target {
-            let ours = program
-                .info()
-                .map_err(|e| failed(io::Error::other(e)))?
-                .id();
+            let ours = program.info().map_err(|e| failed(io::Error::other(e)))?.id();
             let done = if info.program_id == ours {
                 Done::InPlace
             } else {
@@ -346,26 +337,19 @@ impl Attachments {
     ///
     /// # Kernel
     /// TCX links from 6.6; below, filters on the clsact qdisc, which outlive the agent until `cleanup`.
-    pub fn attach_interface(
-        &mut self,
-        object: &mut Ebpf,
-        interface: &str,
-    ) -> Result<Vec<(String, Done)>, AttachError> {
+    pub fn attach_interface(&mut self, object: &mut Ebpf, interface: &str) -> Result<Vec<(String, Done)>, AttachError> {
         let mut done = Vec::new();
-        let index =
-            nix::net::if_::if_nametoindex(interface).map_err(|source| AttachError::Interface {
-                interface: interface.to_owned(),
-                source,
-            })?;
+        let index = nix::net::if_::if_nametoindex(interface).map_err(|source| AttachError::Interface {
+            interface: interface.to_owned(),
+            source,
+        })?;
         for (name, direction) in [
             ("tc_ingress", TcAttachType::Ingress),
             ("tc_egress", TcAttachType::Egress),
         ] {
             let link_name = format!("{name}-{interface}");
             let program = object.program_mut(name).ok_or(LoadError::Missing(name))?;
-            if let Some(known) =
-                self.swap(program, &link_name, syscall::Target::Interface(index))?
-            {
+            if let Some(known) = self.swap(program, &link_name, syscall::Target::Interface(index))? {
                 done.push((link_name, known));
                 continue;
             }
@@ -391,12 +375,7 @@ impl Attachments {
     ///
     /// # Errors
     /// When a lost link cannot be attached again.
-    pub fn repair(
-        &mut self,
-        object: &mut Ebpf,
-        mode: Mode,
-        follow: bool,
-    ) -> Result<Vec<String>, AttachError> {
+    pub fn repair(&mut self, object: &mut Ebpf, mode: Mode, follow: bool) -> Result<Vec<String>, AttachError> {
         let mut repaired = Vec::new();
         if self.pins.is_some() {
             for (name, done) in self.attach_cgroup(object, mode, follow)? {
@@ -449,7 +428,9 @@ impl Attachments {
                 let Some(pins) = &self.pins else { return false };
                 syscall::object_get(&pins.link(name))
                     .and_then(|link| syscall::link_info(link.as_fd()))
-                    .is_ok_and(|info| !matches!(info.target, syscall::Target::Cgroup(0) | syscall::Target::Interface(0)))
+                    .is_ok_and(|info| {
+                        !matches!(info.target, syscall::Target::Cgroup(0) | syscall::Target::Interface(0))
+                    })
             }
         }
     }
@@ -501,9 +482,8 @@ fn attach_filter(
     direction: TcAttachType,
 ) -> Result<(), AttachError> {
     // An earlier agent, or somebody else, may have added it.
-    let there = |error: &TcError| {
-        matches!(error, TcError::AlreadyAttached) || netlink_errno(error) == Some(libc::EEXIST)
-    };
+    let there =
+        |error: &TcError| matches!(error, TcError::AlreadyAttached) || netlink_errno(error) == Some(libc::EEXIST);
     if let Err(source) = tc::qdisc_add_clsact(interface)
         && !there(&source)
     {

@@ -46,10 +46,7 @@ const KIND_STRUCT: u32 = 4;
 ///
 /// # Errors
 /// When the data is not BTF, or is cut off.
-pub fn structs(
-    data: &[u8],
-    wanted: impl Fn(&str) -> bool,
-) -> Result<HashMap<String, Struct>, BtfError> {
+pub fn structs(data: &[u8], wanted: impl Fn(&str) -> bool) -> Result<HashMap<String, Struct>, BtfError> {
     let reader = Reader { data };
     if reader.u16(0)? != MAGIC {
         return Err(BtfError::NotBtf);
@@ -76,9 +73,7 @@ pub fn structs(
                     let bits = reader.u32(member + 8)?;
                     let bits = if flagged { bits & 0x00ff_ffff } else { bits };
                     members.push(Member {
-                        name: reader
-                            .string(strings + reader.u32(member)? as usize)?
-                            .to_owned(),
+                        name: reader.string(strings + reader.u32(member)? as usize)?.to_owned(),
                         offset: bits / 8,
                         type_id: reader.u32(member + 4)?,
                     });
@@ -123,10 +118,7 @@ impl<'a> Reader<'a> {
 
     fn string(&self, at: usize) -> Result<&'a str, BtfError> {
         let rest = self.data.get(at..).ok_or(BtfError::Truncated(at))?;
-        let end = rest
-            .iter()
-            .position(|b| *b == 0)
-            .ok_or(BtfError::Truncated(at))?;
+        let end = rest.iter().position(|b| *b == 0).ok_or(BtfError::Truncated(at))?;
         std::str::from_utf8(&rest[..end]).map_err(|_| BtfError::Truncated(at))
     }
 }
@@ -173,17 +165,11 @@ mod tests {
     #[test]
     fn garbage_is_an_error_not_a_panic() {
         assert_eq!(structs(b"", |_| true), Err(BtfError::Truncated(0)));
-        assert_eq!(
-            structs(b"hello world, this is no BTF", |_| true),
-            Err(BtfError::NotBtf)
-        );
+        assert_eq!(structs(b"hello world, this is no BTF", |_| true), Err(BtfError::NotBtf));
         let mut cut = vec![
             0x9f, 0xeb, 1, 0, 24, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0, 0, 12, 0, 0, 0, 1, 0, 0, 0,
         ];
         cut.extend([1, 0, 0, 0]);
-        assert!(matches!(
-            structs(&cut, |_| true),
-            Err(BtfError::Truncated(_))
-        ));
+        assert!(matches!(structs(&cut, |_| true), Err(BtfError::Truncated(_))));
     }
 }

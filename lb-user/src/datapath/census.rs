@@ -23,7 +23,9 @@ pub struct Census {
 
 impl std::fmt::Debug for Census {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Census").field("capacity", &self.capacity).finish_non_exhaustive()
+        f.debug_struct("Census")
+            .field("capacity", &self.capacity)
+            .finish_non_exhaustive()
     }
 }
 

@@ -193,11 +193,10 @@ pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
         .map_max_entries(names::UDP_REVERSE, sizes.sockets)
         .map_max_entries(names::UDP_SOCKETS, sizes.sockets);
     if let Some(pins) = pins {
-        pins.create()
-            .map_err(|(path, source)| LoadError::PinFolder {
-                path: path.display().to_string(),
-                source,
-            })?;
+        pins.create().map_err(|(path, source)| LoadError::PinFolder {
+            path: path.display().to_string(),
+            source,
+        })?;
         for name in names::STATE_MAPS {
             loader.map_pin_path(name, pins.map(name));
         }
@@ -230,14 +229,10 @@ fn load_program(object: &mut Ebpf, name: &'static str) -> Result<(), LoadError> 
         Program::SchedClassifier(program) => program.load(),
         _ => return Err(LoadError::Missing(name)),
     };
-    result.map_err(|source| LoadError::Program {
-        program: name,
-        source,
-    })
+    result.map_err(|source| LoadError::Program { program: name, source })
 }
 
 /// True if `path` lies on a BPF file system.
 pub fn is_bpffs(path: &Path) -> bool {
-    nix::sys::statfs::statfs(path)
-        .is_ok_and(|fs| fs.filesystem_type() == nix::sys::statfs::BPF_FS_MAGIC)
+    nix::sys::statfs::statfs(path).is_ok_and(|fs| fs.filesystem_type() == nix::sys::statfs::BPF_FS_MAGIC)
 }

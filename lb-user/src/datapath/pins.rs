@@ -84,11 +84,7 @@ impl Pins {
         };
         let mut names = Vec::new();
         for entry in entries {
-            if let Some(name) = entry?
-                .file_name()
-                .to_str()
-                .and_then(|n| n.strip_prefix("link-"))
-            {
+            if let Some(name) = entry?.file_name().to_str().and_then(|n| n.strip_prefix("link-")) {
                 names.push(name.to_owned());
             }
         }
@@ -108,10 +104,7 @@ impl Pins {
         };
         let mut abis = Vec::new();
         for entry in entries {
-            if let Some(abi) = entry?
-                .file_name()
-                .to_str()
-                .and_then(|n| n.parse::<u32>().ok())
+            if let Some(abi) = entry?.file_name().to_str().and_then(|n| n.parse::<u32>().ok())
                 && abi != self.abi
             {
                 abis.push(abi);

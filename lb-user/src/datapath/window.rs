@@ -45,10 +45,7 @@ impl<T: aya::Pod> Array<T> {
     /// Takes a map of `len` entries whose value is `T`; the caller has compared the layout.
     pub(super) fn new(data: MapData, len: u32) -> Self {
         const {
-            assert!(
-                size_of::<T>().is_multiple_of(8),
-                "array elements stride eight bytes"
-            );
+            assert!(size_of::<T>().is_multiple_of(8), "array elements stride eight bytes");
         };
         Self {
             data,
@@ -135,10 +132,7 @@ pub struct Window<T> {
 
 impl<T: aya::Pod> Window<T> {
     fn element(&self, index: u32) -> *mut T {
-        assert!(
-            index < self.count,
-            "a window is read and written within its bounds"
-        );
+        assert!(index < self.count, "a window is read and written within its bounds");
         // SAFETY: within the mapping, by the assertion and the window's construction.
         unsafe {
             self.mapping

@@ -89,7 +89,11 @@ impl Directory {
     }
 
     fn find(&self, key: &FrontendKey) -> Option<(u32, u32)> {
-        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(key).copied()
+        self.entries
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(key)
+            .copied()
     }
 
     fn write(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<FrontendKey, (u32, u32)>> {
@@ -155,7 +159,10 @@ impl Observation {
         self.records += 1;
         if record.outcome == outcome::ESTABLISHED && record.established_ns > record.start_ns {
             let seconds = (record.established_ns - record.start_ns) as f64 / 1e9;
-            self.latencies.entry(record.service_id).or_insert_with(|| Buckets::new(CONNECT_EDGES)).observe(seconds);
+            self.latencies
+                .entry(record.service_id)
+                .or_insert_with(|| Buckets::new(CONNECT_EDGES))
+                .observe(seconds);
         }
         // A connection without a source port sent no packet: it used no tuple.
         if record.client_port.0 == 0 {
@@ -193,7 +200,9 @@ impl Observation {
             rst: record.flags & tcp_flag::RST != 0,
             time_ns: record.time_ns,
         };
-        let Some(passage) = self.passages.take(&packet) else { return };
+        let Some(passage) = self.passages.take(&packet) else {
+            return;
+        };
         let Ends { client, server } = passage.ends;
         let key = FrontendKey::new(server.ip().into(), Port::new(server.port()), record.proto);
         let Some((service, backend)) = self.directory.find(&key) else {
@@ -245,7 +254,11 @@ impl Observation {
 
     /// The windows of a Service, by set id.
     pub fn windows(&self, service_id: u32) -> impl Iterator<Item = (u32, &Window)> {
-        self.windows.get(&service_id).into_iter().flatten().map(|(id, window)| (*id, window))
+        self.windows
+            .get(&service_id)
+            .into_iter()
+            .flatten()
+            .map(|(id, window)| (*id, window))
     }
 
     /// Connect latencies of a Service.
@@ -262,7 +275,12 @@ impl Observation {
     pub fn keep_services(&mut self, keep: impl Fn(u32) -> bool) {
         self.latencies.retain(|id, _| keep(*id));
         self.windows.retain(|id, _| keep(*id));
-        let gone: Vec<u32> = self.reuse.services().map(|(id, _)| id).filter(|id| !keep(*id)).collect();
+        let gone: Vec<u32> = self
+            .reuse
+            .services()
+            .map(|(id, _)| id)
+            .filter(|id| !keep(*id))
+            .collect();
         for id in gone {
             self.reuse.forget_service(id);
         }
@@ -326,7 +344,11 @@ mod tests {
         assert_eq!((total.same_backend, total.moved, total.stale_backend), (1, 1, 1));
         let latencies = seen.latencies(1).expect("five samples");
         assert_eq!(latencies.count(), 5);
-        assert_eq!(latencies.cumulative().next(), Some((CONNECT_EDGES[0], 5)), "70 µs lies below the first edge");
+        assert_eq!(
+            latencies.cumulative().next(),
+            Some((CONNECT_EDGES[0], 5)),
+            "70 µs lies below the first edge"
+        );
         seen.keep_services(|_| false);
         assert!(seen.latencies(1).is_none());
     }
@@ -368,7 +390,10 @@ mod tests {
         assert_eq!((counts.connections, counts.same_backend), (3, 2));
         assert_eq!(seen.packets, 12);
         directory.remove(&backend, 4);
-        assert!(directory.find(&backend).is_some(), "another Service's removal does not forget it");
+        assert!(
+            directory.find(&backend).is_some(),
+            "another Service's removal does not forget it"
+        );
     }
 
     #[test]

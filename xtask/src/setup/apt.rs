@@ -43,18 +43,15 @@ impl<'a> Apt<'a> {
         if packages.is_empty() {
             return Ok(());
         }
-        step(
-            &format!("installing {} packages with apt-get", packages.len()),
-            || {
-                logged(
-                    TRIES,
-                    &self.layout.log("apt-install"),
-                    apt_get()
-                        .args(["install", "--yes", "--no-install-recommends"])
-                        .args(&packages),
-                )
-            },
-        )
+        step(&format!("installing {} packages with apt-get", packages.len()), || {
+            logged(
+                TRIES,
+                &self.layout.log("apt-install"),
+                apt_get()
+                    .args(["install", "--yes", "--no-install-recommends"])
+                    .args(&packages),
+            )
+        })
     }
 
     /// Refreshes the package lists, once; a machine whose lists cannot be refreshed may still have good ones.
@@ -64,11 +61,7 @@ impl<'a> Apt<'a> {
         }
         self.refreshed = true;
         let refreshed = step("refreshing the package lists", || {
-            logged(
-                TRIES,
-                &self.layout.log("apt-update"),
-                apt_get().arg("update"),
-            )
+            logged(TRIES, &self.layout.log("apt-update"), apt_get().arg("update"))
         });
         if let Err(error) = refreshed {
             say(&format!("xtask: {error:#}; going on with the old lists"));

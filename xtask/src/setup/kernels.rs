@@ -66,15 +66,9 @@ impl GuestKernel {
 
     fn in_folder(folder: &Path) -> Option<Self> {
         let boot = fs::read_dir(folder.join("boot")).ok()?;
-        let release = boot.flatten().find_map(|entry| {
-            Some(
-                entry
-                    .file_name()
-                    .to_str()?
-                    .strip_prefix("vmlinuz-")?
-                    .to_owned(),
-            )
-        })?;
+        let release = boot
+            .flatten()
+            .find_map(|entry| Some(entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned()))?;
         let modules = ["lib/modules", "usr/lib/modules"]
             .map(|dir| folder.join(dir).join(&release))
             .into_iter()

@@ -32,10 +32,7 @@ pub(crate) fn command(layout: &Layout, check: bool) -> Result<()> {
         let missing = missing(layout, Group::ALL);
         report(&missing);
         if !missing.is_empty() {
-            bail!(
-                "{} of the things that the tasks need are missing",
-                missing.len()
-            );
+            bail!("{} of the things that the tasks need are missing", missing.len());
         }
     } else {
         require(layout, Group::ALL)?;
@@ -114,10 +111,7 @@ fn warn(result: Result<()>) {
 
 fn report(missing: &[Need]) {
     for group in Group::ALL {
-        let mut of_group = missing
-            .iter()
-            .filter(|need| need.group == *group)
-            .peekable();
+        let mut of_group = missing.iter().filter(|need| need.group == *group).peekable();
         if of_group.peek().is_none() {
             continue;
         }
@@ -178,14 +172,7 @@ fn install_deny(layout: &Layout) -> Result<()> {
             TRIES,
             &layout.log("cargo-deny"),
             cargo(&layout.root)
-                .args([
-                    "install",
-                    "cargo-deny",
-                    "--version",
-                    DENY_VERSION,
-                    "--locked",
-                    "--root",
-                ])
+                .args(["install", "cargo-deny", "--version", DENY_VERSION, "--locked", "--root"])
                 .arg(deny_root(layout)),
         )
     })

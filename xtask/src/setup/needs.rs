@@ -87,10 +87,7 @@ pub(crate) fn missing(layout: &Layout, groups: &[Group]) -> Vec<Need> {
             needs.push(Need {
                 group: *group,
                 name: (*program).to_owned(),
-                how: format!(
-                    "install your distribution's package (Debian: {})",
-                    packages.join(", ")
-                ),
+                how: format!("install your distribution's package (Debian: {})", packages.join(", ")),
                 apt: packages,
                 cure: Cure::Packages,
             });
@@ -126,9 +123,7 @@ fn build_tools(layout: &Layout, needs: &mut Vec<Need>) {
         });
     }
     if ebpf::find_linker(layout, route).is_none() {
-        let major = route
-            .and_then(Route::llvm_major)
-            .unwrap_or(ebpf::DEFAULT_LLVM);
+        let major = route.and_then(Route::llvm_major).unwrap_or(ebpf::DEFAULT_LLVM);
         let llvm = route.and_then(Llvm::for_route);
         let prefix = llvm.map_or_else(
             || format!("/usr/lib/llvm-{major}"),
@@ -165,10 +160,7 @@ fn lint_tools(layout: &Layout, needs: &mut Vec<Need>) {
         needs.push(Need {
             group: Group::Lint,
             name: "cargo-deny".to_owned(),
-            how: format!(
-                "cargo install cargo-deny --version {} --locked",
-                super::DENY_VERSION
-            ),
+            how: format!("cargo install cargo-deny --version {} --locked", super::DENY_VERSION),
             apt: &[],
             cure: Cure::Deny,
         });

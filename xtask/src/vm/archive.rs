@@ -84,8 +84,7 @@ impl Archive {
         ];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {
-            self.bytes
-                .extend_from_slice(format!("{field:08x}").as_bytes());
+            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
         }
         self.bytes.extend_from_slice(name.as_bytes());
         self.bytes.push(0);
@@ -149,10 +148,7 @@ mod tests {
         archive.device(Path::new("/lib/console"), 5, 1);
         let found = entries(&archive.finish());
         let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(
-            names,
-            ["lib", "lib/y", "lib/y/a.so", "lib/console", "TRAILER!!!"]
-        );
+        assert_eq!(names, ["lib", "lib/y", "lib/y/a.so", "lib/console", "TRAILER!!!"]);
         assert_eq!(found[2].1, b"seven b");
         assert_eq!(found[3].1, b"");
     }

@@ -65,44 +65,25 @@ impl Image {
     pub(crate) fn pack(&self, kernel: &GuestKernel) -> Result<Vec<u8>> {
         let mut archive = Archive::default();
         for folder in [
-            "/bin", "/dev", "/proc", "/sys", "/tmp", "/run", "/var/run", "/root", "/sbin",
-            "/modules", "/etc",
+            "/bin", "/dev", "/proc", "/sys", "/tmp", "/run", "/var/run", "/root", "/sbin", "/modules", "/etc",
         ] {
             archive.folder(folder);
         }
         archive.device(Path::new("/dev/console"), 5, 1);
-        archive.file(
-            Path::new("/etc/hosts"),
-            0o644,
-            b"127.0.0.1 localhost\n::1 localhost\n",
-        );
-        archive.file(
-            Path::new("/etc/passwd"),
-            0o644,
-            b"root:x:0:0:root:/root:/bin/sh\n",
-        );
+        archive.file(Path::new("/etc/hosts"), 0o644, b"127.0.0.1 localhost\n::1 localhost\n");
+        archive.file(Path::new("/etc/passwd"), 0o644, b"root:x:0:0:root:/root:/bin/sh\n");
         archive.file(Path::new("/etc/group"), 0o644, b"root:x:0:\n");
 
         let mut libraries = BTreeSet::new();
         let busybox = find_program("busybox").context("there is no busybox")?;
-        add(
-            &mut archive,
-            &mut libraries,
-            &busybox,
-            Path::new("/bin/busybox"),
-        )?;
+        add(&mut archive, &mut libraries, &busybox, Path::new("/bin/busybox"))?;
         // Not busybox's shell: it runs its own `ip` even if another comes first on the path.
         let shell = Path::new("/bin/sh");
         add(&mut archive, &mut libraries, shell, shell)?;
         for tool in TOOLS {
             // `ss` and `tc` come with `ip`; a missing tool shows in the test that runs it.
             if let Some(host) = find_program(tool) {
-                add(
-                    &mut archive,
-                    &mut libraries,
-                    &host,
-                    &Path::new("/sbin").join(tool),
-                )?;
+                add(&mut archive, &mut libraries, &host, &Path::new("/sbin").join(tool))?;
             }
         }
         for program in &self.programs {
@@ -117,11 +98,7 @@ impl Image {
             let path = format!("/modules/{}.ko", module.name);
             archive.file(Path::new(&path), 0o644, &module.content);
             // A guest begins without a spare interface.
-            let options = if module.name == "dummy" {
-                " numdummies=0"
-            } else {
-                ""
-            };
+            let options = if module.name == "dummy" { " numdummies=0" } else { "" };
             let _ = writeln!(load, "insmod {path}{options}");
         }
         let init = format!("{START}{load}{READY}{}{END}", self.commands);
@@ -170,12 +147,7 @@ pub(crate) fn quote(word: &str) -> String {
 }
 
 /// Adds a program, and notes the libraries that it names.
-fn add(
-    archive: &mut Archive,
-    libraries: &mut BTreeSet<PathBuf>,
-    host: &Path,
-    guest: &Path,
-) -> Result<()> {
+fn add(archive: &mut Archive, libraries: &mut BTreeSet<PathBuf>, host: &Path, guest: &Path) -> Result<()> {
     if archive.has(guest) {
         return Ok(());
     }
@@ -229,11 +201,7 @@ mod tests {
                     \tlibgone.so => not found\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
         assert_eq!(
             libraries_of(text),
-            [
-                "/lib/x86_64-linux-gnu/libc.so.6",
-                "/lib64/ld-linux-x86-64.so.2"
-            ]
-            .map(PathBuf::from)
+            ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from)
         );
     }
 

@@ -72,13 +72,10 @@ pub(crate) fn prepare(layout: &Layout, line: KernelLine, image: &Image) -> Resul
     let kernel = GuestKernel::find(layout, line)
         .with_context(|| format!("no kernel {line} in the cache: `cargo xtask setup` brings it"))?;
     let folder = layout.root.join("target/vm").join(line.name());
-    step(
-        &format!("packing the guest for kernel {}", kernel.release),
-        || {
-            let archive = image.pack(&kernel)?;
-            Guest::new(kernel, folder, &archive)
-        },
-    )
+    step(&format!("packing the guest for kernel {}", kernel.release), || {
+        let archive = image.pack(&kernel)?;
+        Guest::new(kernel, folder, &archive)
+    })
 }
 
 /// Joins words so that the guest's shell takes them apart in the same way.

@@ -103,9 +103,7 @@ fn visit(
 fn index(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     let entries = fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))?;
     for entry in entries {
-        let path = entry
-            .with_context(|| format!("read {}", folder.display()))?
-            .path();
+        let path = entry.with_context(|| format!("read {}", folder.display()))?.path();
         if path.is_dir() {
             index(&path, files)?;
         } else if let Some((stem, _)) = path
@@ -127,10 +125,7 @@ fn read(file: &Path) -> Result<Vec<u8>> {
             xz.arg("-dc").arg(file);
             let output = xz.output().context("cannot start `xz`")?;
             if !output.status.success() {
-                bail!(
-                    "`{}` failed on a file of the cached kernel",
-                    command::shown(&xz)
-                );
+                bail!("`{}` failed on a file of the cached kernel", command::shown(&xz));
             }
             Ok(output.stdout)
         }
@@ -141,10 +136,7 @@ fn read(file: &Path) -> Result<Vec<u8>> {
 /// The names in a module's own `depends=` record (strings of its `.modinfo` section, each ended by a zero).
 fn dependencies(content: &[u8]) -> Vec<String> {
     const RECORD: &[u8] = b"\0depends=";
-    let Some(at) = content
-        .windows(RECORD.len())
-        .position(|window| window == RECORD)
-    else {
+    let Some(at) = content.windows(RECORD.len()).position(|window| window == RECORD) else {
         return Vec::new();
     };
     let rest = &content[at + RECORD.len()..];

@@ -85,8 +85,7 @@ impl Guest {
     /// Boots, gives each console line to `on_line`, and waits for the end or kills the guest at the deadline.
     pub(crate) fn boot(&self, timeout: Duration, on_line: &mut dyn FnMut(&str)) -> Result<Ending> {
         let console = self.console();
-        let mut log =
-            File::create(&console).with_context(|| format!("create {}", console.display()))?;
+        let mut log = File::create(&console).with_context(|| format!("create {}", console.display()))?;
         let mut child = self
             .qemu(&self.folder.join("initramfs.cpio"))
             .spawn()
@@ -99,8 +98,7 @@ impl Guest {
         loop {
             match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
-                    writeln!(log, "{line}")
-                        .with_context(|| format!("write {}", console.display()))?;
+                    writeln!(log, "{line}").with_context(|| format!("write {}", console.display()))?;
                     if let Some(code) = exit_status(&line) {
                         status = Some(code);
                     }
@@ -127,22 +125,12 @@ impl Guest {
         // Emulation only: it works on every machine, nested or not, and takes no device of the host.
         qemu.args(["-accel", "tcg", "-cpu", "max", "-smp", "2", "-m"])
             .arg(self.memory_mib.to_string())
-            .args([
-                "-nic",
-                "none",
-                "-no-reboot",
-                "-nodefaults",
-                "-display",
-                "none",
-            ])
+            .args(["-nic", "none", "-no-reboot", "-nodefaults", "-display", "none"])
             .args(["-serial", "stdio", "-kernel"])
             .arg(&self.kernel.image)
             .arg("-initrd")
             .arg(initramfs)
-            .args([
-                "-append",
-                "console=ttyS0 quiet loglevel=3 panic=-1 oops=panic",
-            ])
+            .args(["-append", "console=ttyS0 quiet loglevel=3 panic=-1 oops=panic"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit());
@@ -156,10 +144,7 @@ fn lines_of(output: impl std::io::Read + Send + 'static) -> mpsc::Receiver<Strin
     thread::spawn(move || {
         let mut output = BufReader::new(output);
         let mut line = Vec::new();
-        while output
-            .read_until(b'\n', &mut line)
-            .is_ok_and(|read| read > 0)
-        {
+        while output.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
             let text: String = String::from_utf8_lossy(&line)
                 .chars()
                 .filter(|c| *c == '\t' || !c.is_control())
