@@ -4,13 +4,7 @@
 //! takes ten seconds in a virtual machine, so a loaded object is handed on from test to test, emptied. The invariant: a
 //! test begins with empty maps, counters read from zero, and its own cgroup; whatever ends it, everything is removed.
 
-use std::{
-    cell::RefCell,
-    collections::BTreeMap,
-    net::SocketAddr,
-    thread,
-    time::Duration,
-};
+use std::{cell::RefCell, collections::BTreeMap, net::SocketAddr, thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use aya::{
@@ -126,7 +120,9 @@ pub struct Datapath {
 
 impl std::fmt::Debug for Datapath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Datapath").field("applied", &self.applied).finish_non_exhaustive()
+        f.debug_struct("Datapath")
+            .field("applied", &self.applied)
+            .finish_non_exhaustive()
     }
 }
 
@@ -159,30 +155,42 @@ impl Datapath {
 
     /// Attaches the packet programs to an interface of this thread's network namespace.
     pub fn observe_interface(&mut self, interface: &str) -> Result<()> {
-        let loaded = self.loaded.as_mut().expect("loaded until dropped");
-        let attachments = self.attachments.as_mut().expect("attached until dropped");
-        attachments.attach_interface(&mut loaded.object, interface)?;
+        // Both are there until the drop.
+        if let (Some(loaded), Some(attachments)) = (&mut self.loaded, &mut self.attachments) {
+            attachments.attach_interface(&mut loaded.object, interface)?;
+        }
         Ok(())
     }
 
+    fn loaded(&self) -> &Loaded {
+        self.loaded.as_ref().expect("loaded until dropped")
+    }
+
+    fn loaded_mut(&mut self) -> &mut Loaded {
+        self.loaded.as_mut().expect("loaded until dropped")
+    }
+
     /// The cgroup that the programs are attached to.
+    ///
+    /// # Panics
+    /// Never: the cgroup is there until the drop.
     pub fn cgroup(&self) -> &ChildCgroup {
         self.cgroup.as_ref().expect("there until dropped")
     }
 
     /// The maps.
     pub fn kernel(&self) -> &Kernel {
-        &self.loaded.as_ref().expect("loaded until dropped").kernel
+        &self.loaded().kernel
     }
 
     /// The maps, to be written beside plans.
     pub fn kernel_mut(&mut self) -> &mut Kernel {
-        &mut self.loaded.as_mut().expect("loaded until dropped").kernel
+        &mut self.loaded_mut().kernel
     }
 
     /// The loaded object.
     pub fn object(&self) -> &Ebpf {
-        &self.loaded.as_ref().expect("loaded until dropped").object
+        &self.loaded().object
     }
 
     /// Brings a Service into the kernel, or changes it.
@@ -192,7 +200,7 @@ impl Datapath {
         let new = self.compiler.compile(service, old, &mut tables)?;
         let mut plan = Plan::between(old, Some(&new));
         plan.tables = tables;
-        self.loaded.as_mut().expect("loaded until dropped").kernel.apply(&plan)?;
+        self.loaded_mut().kernel.apply(&plan)?;
         if let Some(old) = self.applied.remove(&service.name) {
             self.compiler.retire(&old, Some(&new), 0);
         }
@@ -202,14 +210,20 @@ impl Datapath {
 
     /// Takes a Service out of the kernel.
     pub fn remove(&mut self, name: &ObjectName) -> Result<()> {
-        let old = self.applied.remove(name).with_context(|| format!("{name} is not applied"))?;
-        let loaded = self.loaded.as_mut().expect("loaded until dropped");
+        let old = self
+            .applied
+            .remove(name)
+            .with_context(|| format!("{name} is not applied"))?;
+        let loaded = self.loaded_mut();
         loaded.kernel.apply(&Plan::between(Some(&old), None))?;
         self.compiler.retire(&old, None, 0);
         Ok(())
     }
 
     /// What a Service was compiled to.
+    ///
+    /// # Panics
+    /// When it is not applied.
     pub fn compiled(&self, service: &DesiredService) -> &Compiled {
         &self.applied[&service.name]
     }
@@ -260,10 +274,16 @@ impl Datapath {
 
     /// The state of a socket.
     pub fn socket(&self, cookie: u64) -> Option<SocketState> {
-        self.kernel().sockets().find(|(key, _)| *key == cookie).map(|(_, state)| state)
+        self.kernel()
+            .sockets()
+            .find(|(key, _)| *key == cookie)
+            .map(|(_, state)| state)
     }
 
     /// Entries of a hash map.
+    ///
+    /// # Panics
+    /// When there is no hash map of this name.
     pub fn entries(&self, map: &str) -> u64 {
         self.kernel().count_entries(map).expect("a hash map's name")
     }
@@ -353,6 +373,9 @@ impl Drop for Datapath {
 
 /// Waits until a condition holds.
 pub fn wait_until(what: &str, condition: impl FnMut() -> bool) -> Result<()> {
-    ensure!(lab::holds_within(PATIENCE, condition), "not within {PATIENCE:?}: {what}");
+    ensure!(
+        lab::holds_within(PATIENCE, condition),
+        "not within {PATIENCE:?}: {what}"
+    );
     Ok(())
 }

@@ -10,8 +10,10 @@ use std::{
     process::ExitCode,
 };
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use lb_user::lab::mounts::BpfFs;
+
+use crate::world::Dial;
+use libtest_mimic::{Arguments, Failed, Trial};
 
 /// A test: its name and its body.
 pub struct Test {
@@ -31,6 +33,20 @@ pub fn test(name: impl Into<String>, body: impl Fn() -> anyhow::Result<()> + Sen
         name: name.into(),
         body: Box::new(body),
     }
+}
+
+/// The body of a test that is run for each way of dialling.
+pub type Body = fn(Dial) -> anyhow::Result<()>;
+
+/// Makes a test of each body for each way: `NAME::v4`, `NAME::v6`, `NAME::mapped`.
+pub fn each(dials: &[Dial], bodies: &[(&str, Body)]) -> Vec<Test> {
+    let mut tests = Vec::new();
+    for (name, body) in bodies.iter().copied() {
+        for dial in dials.iter().copied() {
+            tests.push(test(format!("{name}::{dial}"), move || body(dial)));
+        }
+    }
+    tests
 }
 
 /// Why a test cannot run here; returned as its error, it counts as a skip.

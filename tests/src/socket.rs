@@ -18,7 +18,11 @@ use crate::world::Dial;
 
 /// Makes a socket of the way's family.
 pub fn make(dial: Dial, kind: SockType, flags: SockFlag, protocol: Option<SockProtocol>) -> nix::Result<OwnedFd> {
-    let family = if dial == Dial::V4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let family = if dial == Dial::V4 {
+        AddressFamily::Inet
+    } else {
+        AddressFamily::Inet6
+    };
     socket(family, kind, flags | SockFlag::SOCK_CLOEXEC, protocol)
 }
 
@@ -51,7 +55,11 @@ pub fn disconnect(fd: impl AsFd) -> io::Result<()> {
             size_of::<libc::sockaddr>() as libc::socklen_t,
         )
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Binds a socket to a port of its own, shared with others that do the same.
@@ -99,5 +107,9 @@ fn option<T: Copy + Default>(fd: BorrowedFd<'_>, name: libc::c_int) -> io::Resul
             &raw mut len,
         )
     };
-    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }

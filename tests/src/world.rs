@@ -186,7 +186,10 @@ fn wait_for_link(dial: Dial) -> Result<()> {
         Ok(_) => true,
         Err(error) => error.kind() == ErrorKind::ConnectionRefused,
     };
-    ensure!(lab::holds_within(Duration::from_secs(10), answered), "the link does not come up");
+    ensure!(
+        lab::holds_within(Duration::from_secs(10), answered),
+        "the link does not come up"
+    );
     Ok(())
 }
 

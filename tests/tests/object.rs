@@ -148,13 +148,19 @@ struct Section<'a> {
 
 impl<'a> Elf<'a> {
     fn read(file: &'a [u8]) -> Result<Self> {
-        ensure!(file.starts_with(b"\x7fELF\x02\x01"), "the object is no 64-bit little-endian ELF file");
+        ensure!(
+            file.starts_with(b"\x7fELF\x02\x01"),
+            "the object is no 64-bit little-endian ELF file"
+        );
         let headers = number::<8>(file, 0x28)? as usize;
         let (size, count) = (number::<2>(file, 0x3a)? as usize, number::<2>(file, 0x3c)? as usize);
         let names_index = number::<2>(file, 0x3e)? as usize;
         let bounds = |index: usize| -> Result<(usize, usize)> {
             let at = headers + index * size;
-            Ok((number::<8>(file, at + 0x18)? as usize, number::<8>(file, at + 0x20)? as usize))
+            Ok((
+                number::<8>(file, at + 0x18)? as usize,
+                number::<8>(file, at + 0x20)? as usize,
+            ))
         };
         let slice = |index| -> Result<&'a [u8]> {
             let (at, len) = bounds(index)?;
@@ -173,7 +179,10 @@ impl<'a> Elf<'a> {
     }
 
     fn section(&self, name: &str) -> Option<&'a [u8]> {
-        self.sections.iter().find(|section| section.name == name).map(|section| section.data)
+        self.sections
+            .iter()
+            .find(|section| section.name == name)
+            .map(|section| section.data)
     }
 
     /// Names of the symbols of a type.

@@ -12,8 +12,7 @@ use anyhow::{Context, Result, ensure};
 use lb_common::{affinity::AffinityKey, backend::state, maps};
 use lb_tests::{
     datapath::{Datapath, Setup},
-    runner::{self, Test, test},
-    socket,
+    runner, socket,
     world::{Dial, VIP_PORT, World, service},
 };
 use lb_user::{
@@ -23,21 +22,19 @@ use lb_user::{
 };
 
 fn main() -> ExitCode {
-    let bodies: [(&str, fn(Dial) -> Result<()>); 8] = [
-        ("c18_one_client_meets_one_backend", one_backend),
-        ("c18_the_timeout_is_refreshed_and_honoured", timeout),
-        ("c18_it_ends_when_the_backend_is_no_member", no_member),
-        ("c18_k26_it_ends_when_the_backend_is_draining", draining),
-        ("c18_it_ends_when_the_backend_is_ejected", ejected),
-        ("c18_two_namespaces_are_two_clients", two_clients),
-        ("c18_toggling_acts_live", toggling),
-        ("c18_udp_too", udp),
-    ];
-    let tests: Vec<Test> = bodies
-        .into_iter()
-        .flat_map(|(name, body)| Dial::ALL.map(|dial| test(format!("{name}::{dial}"), move || body(dial))))
-        .collect();
-    runner::run(tests)
+    runner::run(runner::each(
+        &Dial::ALL,
+        &[
+            ("c18_one_client_meets_one_backend", one_backend),
+            ("c18_the_timeout_is_refreshed_and_honoured", timeout),
+            ("c18_it_ends_when_the_backend_is_no_member", no_member),
+            ("c18_k26_it_ends_when_the_backend_is_draining", draining),
+            ("c18_it_ends_when_the_backend_is_ejected", ejected),
+            ("c18_two_namespaces_are_two_clients", two_clients),
+            ("c18_toggling_acts_live", toggling),
+            ("c18_udp_too", udp),
+        ],
+    ))
 }
 
 const BACKENDS: usize = 5;
@@ -131,7 +128,10 @@ fn timeout(dial: Dial) -> Result<()> {
             break;
         }
     }
-    assert!(others > 0, "four times in a row the same of five backends: 1 in 625 by chance");
+    assert!(
+        others > 0,
+        "four times in a row the same of five backends: 1 in 625 by chance"
+    );
     Ok(())
 }
 
@@ -191,7 +191,12 @@ fn ejected(dial: Dial) -> Result<()> {
     dp.apply(&web)?;
     let first = meet_one(dial)?;
     let id = dp.backend_id(&web, first)?;
-    let (_, mut backend) = *dp.compiled(&web).backends.iter().find(|(i, _)| *i == id).context("compiled")?;
+    let (_, mut backend) = *dp
+        .compiled(&web)
+        .backends
+        .iter()
+        .find(|(i, _)| *i == id)
+        .context("compiled")?;
     backend.state = state::EJECTED;
     let mut plan = Plan::default();
     plan.put_backends.insert(id, backend);
@@ -230,9 +235,10 @@ fn two_clients(dial: Dial) -> Result<()> {
     // Six clients on five backends: all on one would be 1 in 3,125 by chance.
     assert!(met.len() > 1, "{met:?}");
     let set_id = dp.compiled(&web).sets[0].set_id;
-    let remembered = dp.kernel().affinities().filter(|(key, _)| {
-        key.set_id == set_id && key.origin == 0
-    });
+    let remembered = dp
+        .kernel()
+        .affinities()
+        .filter(|(key, _)| key.set_id == set_id && key.origin == 0);
     assert!(remembered.count() >= clients.len());
     Ok(())
 }

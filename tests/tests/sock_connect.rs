@@ -21,7 +21,7 @@ use lb_common::{
 };
 use lb_tests::{
     datapath::{Datapath, Setup, wait_until},
-    runner::{self, Test, skip, test},
+    runner::{self, skip},
     socket,
     world::{Dial, VIP_PORT, World, service},
 };
@@ -39,28 +39,26 @@ use nix::{
 const AT_ONCE: Duration = Duration::from_millis(900);
 
 fn main() -> ExitCode {
-    let bodies: [(&str, fn(Dial) -> Result<()>); 15] = [
-        ("k20_translated_and_the_peer_is_the_vip", translated),
-        ("k45_a_failed_dial_then_a_direct_one", dial_again),
-        ("k45_disconnected_then_direct", disconnected),
-        ("k11_one_source_port_direct_and_through_the_vip", one_source_port),
-        ("k35_c11_an_empty_set_refuses_at_once", empty_refuses),
-        ("c9_an_empty_local_set_is_unreachable_at_once", empty_is_unreachable),
-        ("k40_hairpin", hairpin),
-        ("k48_mptcp", mptcp),
-        ("direct_traffic_is_untouched", direct),
-        ("the_protocol_is_part_of_the_frontend", other_protocol),
-        ("ping_sockets_pass", ping),
-        ("opted_out_cgroups_pass", opted_out),
-        ("non_blocking_connect", non_blocking),
-        ("a_full_socket_map_is_no_obstacle", full),
-        ("k24_losing_all_backends_leaves_connections_alone", losing_all),
-    ];
-    let tests: Vec<Test> = bodies
-        .into_iter()
-        .flat_map(|(name, body)| Dial::ALL.map(|dial| test(format!("{name}::{dial}"), move || body(dial))))
-        .collect();
-    runner::run(tests)
+    runner::run(runner::each(
+        &Dial::ALL,
+        &[
+            ("k20_translated_and_the_peer_is_the_vip", translated),
+            ("k45_a_failed_dial_then_a_direct_one", dial_again),
+            ("k45_disconnected_then_direct", disconnected),
+            ("k11_one_source_port_direct_and_through_the_vip", one_source_port),
+            ("k35_c11_an_empty_set_refuses_at_once", empty_refuses),
+            ("c9_an_empty_local_set_is_unreachable_at_once", empty_is_unreachable),
+            ("k40_hairpin", hairpin),
+            ("k48_mptcp", mptcp),
+            ("direct_traffic_is_untouched", direct),
+            ("the_protocol_is_part_of_the_frontend", other_protocol),
+            ("ping_sockets_pass", ping),
+            ("opted_out_cgroups_pass", opted_out),
+            ("non_blocking_connect", non_blocking),
+            ("a_full_socket_map_is_no_obstacle", full),
+            ("k24_losing_all_backends_leaves_connections_alone", losing_all),
+        ],
+    ))
 }
 
 fn vip(dial: Dial) -> SocketAddr {
@@ -110,8 +108,14 @@ fn translated(dial: Dial) -> Result<()> {
     let cookie = socket::cookie(&stream)?;
     let state = dp.socket(cookie).context("the socket has state while it is open")?;
     let local = stream.local_addr()?;
-    assert_eq!((state.vip, state.vip_port.get()), (Addr::from(vip(dial).ip()), VIP_PORT));
-    assert_eq!((state.client, state.client_port.get()), (Addr::from(dial.near()), local.port()));
+    assert_eq!(
+        (state.vip, state.vip_port.get()),
+        (Addr::from(vip(dial).ip()), VIP_PORT)
+    );
+    assert_eq!(
+        (state.client, state.client_port.get()),
+        (Addr::from(dial.near()), local.port())
+    );
     assert_eq!((state.phase, state.proto), (phase::OPEN, 6));
     assert_eq!(state.backend_id, dp.backend_id(&web, backend)?);
     assert_eq!(state.service_id, dp.compiled(&web).service_id);
@@ -185,7 +189,11 @@ fn disconnected(dial: Dial) -> Result<()> {
     assert_eq!(socket::peer(&fd)?, direct);
     assert_eq!(dp.entries(maps::SOCKETS), 0);
     let counters = dp.service_counters(&web)?;
-    assert_eq!((counters.established, counters.closed), (1, 1), "the first connection has ended");
+    assert_eq!(
+        (counters.established, counters.closed),
+        (1, 1),
+        "the first connection has ended"
+    );
 
     // And back to the frontend: the socket is as good as new.
     socket::disconnect(&fd)?;
@@ -193,7 +201,10 @@ fn disconnected(dial: Dial) -> Result<()> {
     assert_eq!(socket::peer(&fd)?, dialled);
     drop(fd);
     let records = dp.wait_connections(2)?;
-    assert!(records.iter().all(|r| r.outcome == outcome::ESTABLISHED), "{records:#?}");
+    assert!(
+        records.iter().all(|r| r.outcome == outcome::ESTABLISHED),
+        "{records:#?}"
+    );
     let counters = dp.service_counters(&web)?;
     assert_eq!((counters.connects, counters.established, counters.closed), (2, 2, 2));
     Ok(())
@@ -217,13 +228,12 @@ fn one_source_port(dial: Dial) -> Result<()> {
 
         let two = socket::tcp(dial)?;
         socket::bind_shared(&two, SocketAddr::new(dial.any().ip(), port))?;
-        match socket::dial(&two, second) {
-            Err(errno) => assert_eq!(errno, Errno::EADDRNOTAVAIL),
-            Ok(()) => {
-                let mut two = TcpStream::from(two);
-                assert_eq!(client::read_name(&mut two)?, backend);
-                echoes(&mut two, b"two")?;
-            }
+        if let Err(errno) = socket::dial(&two, second) {
+            assert_eq!(errno, Errno::EADDRNOTAVAIL);
+        } else {
+            let mut two = TcpStream::from(two);
+            assert_eq!(client::read_name(&mut two)?, backend);
+            echoes(&mut two, b"two")?;
         }
         echoes(&mut one, b"one")?;
         assert_eq!(one.peer_addr()?, first);
@@ -295,15 +305,27 @@ fn mptcp(dial: Dial) -> Result<()> {
     let counters = dp.service_counters(&web)?;
     assert_eq!((counters.connects, counters.established, counters.closed), (1, 1, 0));
     drop(stream);
-    assert_eq!(dp.entries(maps::SOCKETS), 0, "the state of the first subflow ends with the socket");
+    assert_eq!(
+        dp.entries(maps::SOCKETS),
+        0,
+        "the state of the first subflow ends with the socket"
+    );
     assert_eq!(dp.wait_connections(1)?[0].outcome, outcome::ESTABLISHED);
     assert_eq!(dp.service_counters(&web)?.closed, 1);
 
     // One whose connect fails leaves nothing either.
-    let refusing = service("refusing", vip_number(dial, 11), Protocol::Tcp, &[SocketAddr::new(backend.ip(), 9)]);
+    let refusing = service(
+        "refusing",
+        vip_number(dial, 11),
+        Protocol::Tcp,
+        &[SocketAddr::new(backend.ip(), 9)],
+    );
     dp.apply(&refusing)?;
     let fd = mptcp_socket(dial)?;
-    assert_eq!(socket::dial(&fd, dial.as_dialled(vip_number(dial, 11))), Err(Errno::ECONNREFUSED));
+    assert_eq!(
+        socket::dial(&fd, dial.as_dialled(vip_number(dial, 11))),
+        Err(Errno::ECONNREFUSED)
+    );
     drop(fd);
     assert_eq!(dp.entries(maps::SOCKETS), 0);
     assert_eq!(dp.wait_connections(2)?[1].outcome, outcome::REFUSED);
@@ -311,7 +333,11 @@ fn mptcp(dial: Dial) -> Result<()> {
 }
 
 fn mptcp_socket(dial: Dial) -> Result<OwnedFd> {
-    let family = if dial == Dial::V4 { libc::AF_INET } else { libc::AF_INET6 };
+    let family = if dial == Dial::V4 {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
     // SAFETY: the call takes numbers.
     let raw = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, libc::IPPROTO_MPTCP) };
     if raw < 0 {
@@ -361,7 +387,11 @@ fn ping(dial: Dial) -> Result<()> {
     world.near.write_sysctl("ipv4/ping_group_range", "0 0")?;
     let mut dp = Datapath::start(Setup::default())?;
     dp.apply(&web(dial, &dial.backends(1)))?;
-    let protocol = if dial == Dial::V4 { SockProtocol::Icmp } else { SockProtocol::IcmpV6 };
+    let protocol = if dial == Dial::V4 {
+        SockProtocol::Icmp
+    } else {
+        SockProtocol::IcmpV6
+    };
     let fd = socket::make(dial, SockType::Datagram, SockFlag::empty(), Some(protocol))?;
     let dialled = dial.as_dialled(vip(dial));
     match socket::dial(&fd, dialled) {
@@ -394,7 +424,12 @@ fn opted_out(dial: Dial) -> Result<()> {
         let (stream, name) = connect(dialled)?;
         place.leave()?;
         assert_eq!(stream.peer_addr()?, dialled);
-        assert_eq!(name, if is_out { vip(dial) } else { backend }, "from {}", place.path().display());
+        assert_eq!(
+            name,
+            if is_out { vip(dial) } else { backend },
+            "from {}",
+            place.path().display()
+        );
         passed += u64::from(is_out);
         assert_eq!(dp.count(dial.connect_hook(), action::OPTED_OUT)?, passed);
     }
@@ -439,7 +474,10 @@ fn full(dial: Dial) -> Result<()> {
     let world = World::enter(1)?;
     let backend = dial.backend(0);
     let _server = world.serve(&[backend], Manner::Stay)?;
-    let mut dp = Datapath::start(Setup { sockets: 2, ..Setup::default() })?;
+    let mut dp = Datapath::start(Setup {
+        sockets: 2,
+        ..Setup::default()
+    })?;
     let web = web(dial, &[backend]);
     dp.apply(&web)?;
     let dialled = dial.as_dialled(vip(dial));

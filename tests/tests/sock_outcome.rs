@@ -18,8 +18,7 @@ use lb_common::{
 use lb_tests::{
     bpf::{self, insn},
     datapath::{Datapath, Setup, wait_until},
-    runner::{self, Test, test},
-    socket,
+    runner, socket,
     world::{Dial, VIP_PORT, World, service},
 };
 use lb_user::{
@@ -34,26 +33,24 @@ use nix::{
 };
 
 fn main() -> ExitCode {
-    let bodies: [(&str, fn(Dial) -> Result<()>); 13] = [
-        ("established_and_closed", established),
-        ("refused", refused),
-        ("timed_out", timed_out),
-        ("unreachable_without_a_route", no_route),
-        ("unreachable_says_a_router", router_says_no),
-        ("no_local_port", no_local_port),
-        ("abandoned", abandoned),
-        ("reset_by_the_peer", reset_by_peer),
-        ("open_ones_are_established_minus_closed", active),
-        ("k47_callback_flags_of_others_stay", other_flags),
-        ("a_full_ring_loses_and_counts", full_ring),
-        ("a_dial_that_failed_and_one_that_works_are_two_records", two_dials),
-        ("observe_mode_records_and_rewrites_nothing", observe),
-    ];
-    let tests: Vec<Test> = bodies
-        .into_iter()
-        .flat_map(|(name, body)| Dial::ALL.map(|dial| test(format!("{name}::{dial}"), move || body(dial))))
-        .collect();
-    runner::run(tests)
+    runner::run(runner::each(
+        &Dial::ALL,
+        &[
+            ("established_and_closed", established),
+            ("refused", refused),
+            ("timed_out", timed_out),
+            ("unreachable_without_a_route", no_route),
+            ("unreachable_says_a_router", router_says_no),
+            ("no_local_port", no_local_port),
+            ("abandoned", abandoned),
+            ("reset_by_the_peer", reset_by_peer),
+            ("open_ones_are_established_minus_closed", active),
+            ("k47_callback_flags_of_others_stay", other_flags),
+            ("a_full_ring_loses_and_counts", full_ring),
+            ("a_dial_that_failed_and_one_that_works_are_two_records", two_dials),
+            ("observe_mode_records_and_rewrites_nothing", observe),
+        ],
+    ))
 }
 
 fn vip(dial: Dial) -> SocketAddr {
@@ -78,7 +75,11 @@ fn ip(world: &World, arguments: &[&str]) -> Result<()> {
     let mut command = Command::new("ip");
     world.near.place(command.args(arguments));
     let output = command.output().context("start `ip`")?;
-    ensure!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "ip {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(())
 }
 
@@ -92,7 +93,10 @@ fn swallow(world: &World) -> Result<()> {
 fn only_record(dp: &mut Datapath, web: &DesiredService, dial: Dial, result: u8) -> Result<ConnRecord> {
     let record = dp.wait_connections(1)?[0];
     assert_eq!(record.outcome, result, "{record:?}");
-    assert_eq!((record.vip, record.vip_port.get(), record.proto), (Addr::from(dial.vip(10)), VIP_PORT, 6));
+    assert_eq!(
+        (record.vip, record.vip_port.get(), record.proto),
+        (Addr::from(dial.vip(10)), VIP_PORT, 6)
+    );
     assert_eq!(record.service_id, dp.compiled(web).service_id);
     assert!(0 < record.start_ns && record.start_ns <= record.end_ns && record.end_ns <= monotonic_ns());
     let counters = dp.service_counters(web)?;
@@ -126,10 +130,19 @@ fn established(dial: Dial) -> Result<()> {
     let closing = monotonic_ns();
     drop(stream);
     let record = only_record(&mut dp, &web, dial, outcome::ESTABLISHED)?;
-    assert!(before <= record.start_ns && record.start_ns < record.established_ns, "{record:?}");
-    assert!(record.established_ns <= connected, "the latency is that of connect() at most: {record:?}");
+    assert!(
+        before <= record.start_ns && record.start_ns < record.established_ns,
+        "{record:?}"
+    );
+    assert!(
+        record.established_ns <= connected,
+        "the latency is that of connect() at most: {record:?}"
+    );
     assert!(closing <= record.end_ns, "{record:?}");
-    assert_eq!((record.client, record.client_port.get()), (Addr::from(dial.near()), local.port()));
+    assert_eq!(
+        (record.client, record.client_port.get()),
+        (Addr::from(dial.near()), local.port())
+    );
     assert_eq!((record.netns_cookie, record.errno), (netns, 0));
     assert_eq!(record.backend_id, dp.backend_id(&web, backend)?);
     Ok(())
@@ -182,7 +195,11 @@ fn no_route(dial: Dial) -> Result<()> {
     dp.apply(&web)?;
     let fd = socket::tcp(dial)?;
     assert_eq!(socket::dial(&fd, dial.as_dialled(vip(dial))), Err(Errno::ENETUNREACH));
-    assert_eq!(dp.connections()?, [], "the attempt ends with its socket, or with the next dial");
+    assert_eq!(
+        dp.connections()?,
+        [],
+        "the attempt ends with its socket, or with the next dial"
+    );
     drop(fd);
     let record = only_record(&mut dp, &web, dial, outcome::UNREACHABLE)?;
     assert_eq!(record.client, Addr::ZERO, "no SYN has left");
@@ -255,7 +272,10 @@ fn reset_by_peer(dial: Dial) -> Result<()> {
     let dialled = dial.as_dialled(vip(dial));
     let mut stream = TcpStream::connect(dialled)?;
     let (accepted, _) = listener.accept()?;
-    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
     setsockopt(&accepted, sockopt::Linger, &linger)?;
     assert_eq!(dp.service_counters(&web)?.closed, 0);
     drop(accepted);
@@ -385,13 +405,20 @@ fn full_ring(dial: Dial) -> Result<()> {
     let lost = dp.count(dial.connect_hook(), action::RECORD_LOST)?;
     assert_eq!(written + lost, all);
     assert!(lost >= beyond as u64 && written > 0, "{written} written, {lost} lost");
-    assert_eq!(dp.connections()?.len() as u64, written, "what is counted as written can be read");
+    assert_eq!(
+        dp.connections()?.len() as u64,
+        written,
+        "what is counted as written can be read"
+    );
     // Read, it has room again; and the counters of connections have missed nothing.
     drop(socket);
     assert_eq!(dp.connections()?.len() as u64, written + 1);
     assert_eq!(dp.count(hook::SOCK_RELEASE, action::RECORDED)?, 1);
     let counters = dp.service_counters(&dns)?;
-    assert_eq!((counters.connects, counters.established, counters.closed), (all + 1, all + 1, all + 1));
+    assert_eq!(
+        (counters.connects, counters.established, counters.closed),
+        (all + 1, all + 1, all + 1)
+    );
     dp.forget_records()
 }
 
@@ -431,7 +458,10 @@ fn observe(dial: Dial) -> Result<()> {
     let local = stream.local_addr()?;
     drop(stream);
     let record = only_record(&mut dp, &web, dial, outcome::ESTABLISHED)?;
-    assert_eq!((record.client, record.client_port.get()), (Addr::from(dial.near()), local.port()));
+    assert_eq!(
+        (record.client, record.client_port.get()),
+        (Addr::from(dial.near()), local.port())
+    );
     assert_eq!(record.backend_id, 0, "nobody knows whom somebody else's proxy chose");
     // What is no frontend is counted and forgotten.
     drop(TcpStream::connect(dial.as_dialled(dial.backend(0)))?);

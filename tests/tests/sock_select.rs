@@ -22,28 +22,36 @@ use lb_tests::{
 };
 use lb_user::{
     compile::slots_of,
-    lab::{client::{Client, Load}, server::Manner},
+    lab::{
+        client::{Client, Load},
+        server::Manner,
+    },
     model::{DesiredService, Protocol},
     plan::Plan,
 };
 
 fn main() -> ExitCode {
     let mut tests: Vec<Test> = Vec::new();
-    for (connections, backends, most) in [(1_000, 3, 1.02), (1_000, 10, 1.02), (10_000, 3, 1.01), (10_000, 10, 1.01)] {
-        tests.push(test(format!("even::{connections}_over_{backends}"), move || even(connections, backends, most)));
+    for (connections, backends, most) in [
+        (1_000, 3, 1.02),
+        (1_000, 10, 1.02),
+        (10_000, 3, 1.01),
+        (10_000, 10, 1.01),
+    ] {
+        tests.push(test(format!("even::{connections}_over_{backends}"), move || {
+            even(connections, backends, most)
+        }));
     }
-    let bodies: [(&str, fn(Dial) -> Result<()>); 5] = [
-        ("by_weight_1_3_2", by_weight),
-        ("new_backends_get_their_share_from_the_first_connection_on", scale_out),
-        ("udp_sockets_go_where_the_pure_decision_says", oracle),
-        ("an_ejected_backend_is_passed_over", ejected),
-        ("where_all_are_ejected_any_is_better_than_none", all_ejected),
-    ];
-    tests.extend(
-        bodies
-            .into_iter()
-            .flat_map(|(name, body)| Dial::ALL.map(|dial| test(format!("{name}::{dial}"), move || body(dial)))),
-    );
+    tests.extend(runner::each(
+        &Dial::ALL,
+        &[
+            ("by_weight_1_3_2", by_weight),
+            ("new_backends_get_their_share_from_the_first_connection_on", scale_out),
+            ("udp_sockets_go_where_the_pure_decision_says", oracle),
+            ("an_ejected_backend_is_passed_over", ejected),
+            ("where_all_are_ejected_any_is_better_than_none", all_ejected),
+        ],
+    ));
     runner::run(tests)
 }
 
@@ -60,7 +68,9 @@ fn connections(world: &World, dial: Dial, total: usize) -> Result<BTreeMap<Socke
     };
     let mut shares = BTreeMap::new();
     for attempt in Client::start(&world.near, &load)?.wait() {
-        *shares.entry(attempt.outcome.context("a connection failed")?).or_default() += 1;
+        *shares
+            .entry(attempt.outcome.context("a connection failed")?)
+            .or_default() += 1;
     }
     Ok(shares)
 }
@@ -90,7 +100,11 @@ fn even(total: usize, count: usize, most: f64) -> Result<()> {
         let shares = connections(&world, dial, total)?;
         assert_eq!(shares.len(), count, "{shares:?}");
         let started = dp.kernel().started(dp.set_word(&web))?;
-        assert_eq!(started.iter().sum::<u64>(), total as u64, "each connection is counted on its member");
+        assert_eq!(
+            started.iter().sum::<u64>(),
+            total as u64,
+            "each connection is counted on its member"
+        );
         for (backend, got) in &shares {
             assert_eq!(dp.backend_counters(&web, *backend)?.connects, *got);
         }
@@ -102,7 +116,10 @@ fn even(total: usize, count: usize, most: f64) -> Result<()> {
     let median = ratios[ratios.len() / 2];
     // A single run may be a little off; the bound is for the median of several.
     let slack = if runs == 1 { 0.01 } else { 0.0 };
-    ensure!(median <= most + slack, "max/mean {median:.4} > {most} at {total} over {count}: {ratios:?}");
+    ensure!(
+        median <= most + slack,
+        "max/mean {median:.4} > {most} at {total} over {count}: {ratios:?}"
+    );
     Ok(())
 }
 
@@ -121,7 +138,10 @@ fn by_weight(dial: Dial) -> Result<()> {
         let off = shares.get(&backend).copied().unwrap_or(0) as f64 / fair;
         // Half a dozen connections are room enough for four threads that choose at once.
         let room = 0.02 + 6.0 / fair;
-        ensure!((off - 1.0).abs() <= room, "weight {weight}: {off:.3} of fair; {shares:?}");
+        ensure!(
+            (off - 1.0).abs() <= room,
+            "weight {weight}: {off:.3} of fair; {shares:?}"
+        );
     }
     // Weight 0 gets nothing new.
     let members: Vec<(SocketAddr, u16)> = backends.iter().copied().zip([0, 1, 1]).collect();
@@ -147,7 +167,10 @@ fn scale_out(dial: Dial) -> Result<()> {
         for backend in &backends {
             let off = shares.get(backend).copied().unwrap_or(0) as f64 / fair;
             let room = 0.02 + 6.0 / fair;
-            ensure!((off - 1.0).abs() <= room, "{backend}: {off:.3} of fair over {total}; {shares:?}");
+            ensure!(
+                (off - 1.0).abs() <= room,
+                "{backend}: {off:.3} of fair over {total}; {shares:?}"
+            );
         }
     }
     Ok(())
@@ -166,14 +189,26 @@ impl Copy {
         let set = &dp.compiled(service).sets[0];
         let list = &contents.lists[&set.set_id];
         let mut lists = BTreeMap::new();
-        let header = ListEntry { a: list.table, b: list.slots, c: 0 };
+        let header = ListEntry {
+            a: list.table,
+            b: list.slots,
+            c: 0,
+        };
         lists.insert(set.word.offset(), header);
         for (i, (id, weight)) in list.members.iter().enumerate() {
-            let entry = ListEntry { a: *id, b: u32::from(*weight), c: 0 };
+            let entry = ListEntry {
+                a: *id,
+                b: u32::from(*weight),
+                c: 0,
+            };
             lists.insert(set.word.offset() + 1 + i as u32, entry);
         }
         let slots = dp.kernel().table(list.table, list.slots)?;
-        assert_eq!(Some(&slots), slots_of(dp.compiled(service), set).as_ref(), "the kernel holds the table of the members");
+        assert_eq!(
+            Some(&slots),
+            slots_of(dp.compiled(service), set).as_ref(),
+            "the kernel holds the table of the members"
+        );
         let mut elements: BTreeMap<u32, u64> = BTreeMap::new();
         for (i, slot) in slots.iter().enumerate() {
             let element = elements.entry(list.table + i as u32 / SLOTS_PER_ELEMENT).or_default();
@@ -232,7 +267,10 @@ fn oracle(dial: Dial) -> Result<()> {
         let mut buffer = [0; 128];
         let len = socket.recv(&mut buffer)?;
         let met: SocketAddr = std::str::from_utf8(&buffer[..len])?.trim_end().parse()?;
-        assert_eq!((Addr::from(met.ip()), met.port()), (pick.backend.0, pick.backend.1.get()));
+        assert_eq!(
+            (Addr::from(met.ip()), met.port()),
+            (pick.backend.0, pick.backend.1.get())
+        );
         assert_ne!(met, backends[3], "the ejected one");
     }
     Ok(())

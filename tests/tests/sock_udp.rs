@@ -17,8 +17,7 @@ use lb_common::{
 };
 use lb_tests::{
     datapath::{Datapath, Setup},
-    runner::{self, Test, test},
-    socket,
+    runner, socket,
     world::{Dial, VIP_PORT, World, service},
 };
 use lb_user::{
@@ -28,30 +27,28 @@ use lb_user::{
 use nix::errno::Errno;
 
 fn main() -> ExitCode {
-    let bodies: [(&str, fn(Dial) -> Result<()>); 17] = [
-        ("k20_k46_a_connected_socket_hears_the_vip", connected),
-        ("k20_k46_an_unconnected_socket_hears_the_vip", unconnected),
-        ("one_socket_on_several_vips", several_vips),
-        ("k20_two_vips_that_share_a_backend", shared_backend),
-        ("k45_a_pod_asked_directly_answers_as_itself", directly),
-        ("k45_connected_then_connected_elsewhere", connected_elsewhere),
-        ("disconnected_then_unconnected", disconnected),
-        ("k40_hairpin", hairpin),
-        ("k35_c11_an_empty_set_refuses_connect_and_send", empty_refuses),
-        ("c9_an_empty_local_set_is_unreachable", empty_is_unreachable),
-        ("a_long_chain_is_swept", long_chain),
-        ("a_full_map_says_enobufs", full),
-        ("c19_a_flow_is_resolved_anew_when_its_backend_is_gone", backend_gone),
-        ("c19_a_flow_begun_early_works_once_an_endpoint_comes", first_endpoint),
-        ("opted_out_cgroups_pass", opted_out),
-        ("traffic_of_others_is_untouched", untouched),
-        ("a_packet_of_a_known_flow_is_no_new_flow", known_flow),
-    ];
-    let tests: Vec<Test> = bodies
-        .into_iter()
-        .flat_map(|(name, body)| Dial::ALL.map(|dial| test(format!("{name}::{dial}"), move || body(dial))))
-        .collect();
-    runner::run(tests)
+    runner::run(runner::each(
+        &Dial::ALL,
+        &[
+            ("k20_k46_a_connected_socket_hears_the_vip", connected),
+            ("k20_k46_an_unconnected_socket_hears_the_vip", unconnected),
+            ("one_socket_on_several_vips", several_vips),
+            ("k20_two_vips_that_share_a_backend", shared_backend),
+            ("k45_a_pod_asked_directly_answers_as_itself", directly),
+            ("k45_connected_then_connected_elsewhere", connected_elsewhere),
+            ("disconnected_then_unconnected", disconnected),
+            ("k40_hairpin", hairpin),
+            ("k35_c11_an_empty_set_refuses_connect_and_send", empty_refuses),
+            ("c9_an_empty_local_set_is_unreachable", empty_is_unreachable),
+            ("a_long_chain_is_swept", long_chain),
+            ("a_full_map_says_enobufs", full),
+            ("c19_a_flow_is_resolved_anew_when_its_backend_is_gone", backend_gone),
+            ("c19_a_flow_begun_early_works_once_an_endpoint_comes", first_endpoint),
+            ("opted_out_cgroups_pass", opted_out),
+            ("traffic_of_others_is_untouched", untouched),
+            ("a_packet_of_a_known_flow_is_no_new_flow", known_flow),
+        ],
+    ))
 }
 
 fn vip(dial: Dial) -> SocketAddr {
@@ -115,7 +112,10 @@ fn connected(dial: Dial) -> Result<()> {
     let backend = first.context("three answers")?;
     assert_eq!(server.count(backend), 3);
     let state = dp.socket(socket::cookie(&socket)?).context("state while it is open")?;
-    assert_eq!((state.phase, state.proto, state.vip), (phase::OPEN, 17, Addr::from(dial.vip(10))));
+    assert_eq!(
+        (state.phase, state.proto, state.vip),
+        (phase::OPEN, 17, Addr::from(dial.vip(10)))
+    );
     assert_eq!(state.backend_id, dp.backend_id(&dns, backend)?);
     assert_eq!(dp.count(dial.connect_hook(), action::TRANSLATED)?, 1);
     assert_eq!(dp.count(dial.receive_hook(), action::TRANSLATED)?, 3);
@@ -142,7 +142,11 @@ fn unconnected(dial: Dial) -> Result<()> {
     let socket = open(dial)?;
     let (backend, from) = ask(&socket, dialled)?;
     assert_eq!(from, dialled);
-    assert_eq!(ask(&socket, dialled)?, (backend, dialled), "one socket stays with one backend");
+    assert_eq!(
+        ask(&socket, dialled)?,
+        (backend, dialled),
+        "one socket stays with one backend"
+    );
     assert_eq!(dp.count(dial.send_hook(), action::TRANSLATED)?, 2);
     assert_eq!(dp.count(dial.receive_hook(), action::TRANSLATED)?, 2);
     let reverse: Vec<_> = dp.kernel().reverse_entries().collect();
@@ -192,7 +196,11 @@ fn shared_backend(dial: Dial) -> Result<()> {
     let socket = open(dial)?;
     for vip in [one, two, one, one, two] {
         let dialled = dial.as_dialled(vip);
-        assert_eq!(ask(&socket, dialled)?, (backend, dialled), "the answer shows the one last sent to");
+        assert_eq!(
+            ask(&socket, dialled)?,
+            (backend, dialled),
+            "the answer shows the one last sent to"
+        );
     }
     assert_eq!(dp.entries(maps::UDP_REVERSE), 1, "the tuples are identical");
     drop(socket);
@@ -229,8 +237,12 @@ fn connected_elsewhere(dial: Dial) -> Result<()> {
     let cookie = socket::cookie(&socket)?;
     let dialled = dial.as_dialled(vip(dial));
     // The frontend, another pod, the frontend again, and at last its backend directly.
-    for (to, name) in [(dialled, backend), (dial.as_dialled(other), other), (dialled, backend), (dial.as_dialled(backend), backend)]
-    {
+    for (to, name) in [
+        (dialled, backend),
+        (dial.as_dialled(other), other),
+        (dialled, backend),
+        (dial.as_dialled(backend), backend),
+    ] {
         socket.connect(to)?;
         assert_eq!(socket.peer_addr()?, to);
         socket.send(b"?")?;
@@ -351,7 +363,11 @@ fn long_chain(dial: Dial) -> Result<()> {
     // A sweep takes nothing from the living.
     assert_eq!(dp.kernel_mut().sweep_reverse()?, 0);
     drop(short);
-    assert_eq!(dp.entries(maps::UDP_REVERSE), all as u64, "a chain as long as the walk goes with its socket");
+    assert_eq!(
+        dp.entries(maps::UDP_REVERSE),
+        all as u64,
+        "a chain as long as the walk goes with its socket"
+    );
     drop(long);
     assert_eq!(dp.entries(maps::UDP_SOCKETS), 0);
     assert_eq!(dp.entries(maps::UDP_REVERSE), beyond as u64);

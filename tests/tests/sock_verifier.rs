@@ -24,11 +24,29 @@ fn main() -> ExitCode {
     let mut tests = Vec::new();
     for (name, mode, features, log_level, follow) in [
         ("balance", Mode::Balance, feature::STATE, 0, true),
-        ("balance_with_opt_out", Mode::Balance, feature::STATE | feature::OPT_OUT, 0, true),
+        (
+            "balance_with_opt_out",
+            Mode::Balance,
+            feature::STATE | feature::OPT_OUT,
+            0,
+            true,
+        ),
         ("balance_without_state", Mode::Balance, 0, 0, false),
-        ("balance_with_logs", Mode::Balance, feature::STATE | feature::OPT_OUT, 5, true),
+        (
+            "balance_with_logs",
+            Mode::Balance,
+            feature::STATE | feature::OPT_OUT,
+            5,
+            true,
+        ),
         ("observe", Mode::Observe, feature::STATE, 0, true),
-        ("observe_with_all", Mode::Observe, feature::STATE | feature::OPT_OUT, 5, true),
+        (
+            "observe_with_all",
+            Mode::Observe,
+            feature::STATE | feature::OPT_OUT,
+            5,
+            true,
+        ),
     ] {
         tests.push(test(format!("every_program_loads::{name}"), move || {
             measure(mode, features, log_level, follow).map(drop)
@@ -75,7 +93,10 @@ fn measure(mode: Mode, features: u32, log_level: u8, follow: bool) -> Result<BTr
     }
     let mut costs = BTreeMap::new();
     for name in wanted {
-        let info = object.program(name).with_context(|| format!("no program {name}"))?.info()?;
+        let info = object
+            .program(name)
+            .with_context(|| format!("no program {name}"))?
+            .info()?;
         let verified = info
             .verified_instruction_count()
             .with_context(|| format!("the kernel does not tell what {name} costs"))?;
@@ -109,7 +130,11 @@ fn numbers_hold() -> Result<()> {
             None => writeln!(complaints, "{program} is not recorded")?,
             Some(before) => {
                 if cost.verified > before.verified + before.verified * GROWTH / 100 {
-                    writeln!(complaints, "{program} grew from {} to {}", before.verified, cost.verified)?;
+                    writeln!(
+                        complaints,
+                        "{program} grew from {} to {}",
+                        before.verified, cost.verified
+                    )?;
                 }
             }
         }

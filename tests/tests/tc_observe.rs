@@ -17,7 +17,7 @@ use lb_common::{
 use lb_tests::{
     bpf,
     datapath::{Datapath, Setup, wait_until},
-    runner::{self, Test, skip, test},
+    runner::{self, skip, test},
     world::{Dial, PORT, VIP_PORT, World, service},
 };
 use lb_user::{
@@ -33,18 +33,15 @@ const EGRESS: u8 = 1;
 const NEXT: i32 = -1;
 
 fn main() -> ExitCode {
-    let mut tests: Vec<Test> = Vec::new();
-    let bodies: [(&str, fn(Dial) -> Result<()>); 4] = [
-        ("a_connection_is_its_syn_and_its_fins", connection),
-        ("a_refused_dial_is_a_syn_and_a_reset", refused),
-        ("what_is_no_frontend_and_no_backend_is_not_recorded", foreign),
-        ("a_backend_that_left_is_not_recorded", backend_left),
-    ];
-    for (name, body) in bodies {
-        for dial in [Dial::V4, Dial::V6] {
-            tests.push(test(format!("{name}::{dial}"), move || body(dial)));
-        }
-    }
+    let mut tests = runner::each(
+        &[Dial::V4, Dial::V6],
+        &[
+            ("a_connection_is_its_syn_and_its_fins", connection),
+            ("a_refused_dial_is_a_syn_and_a_reset", refused),
+            ("what_is_no_frontend_and_no_backend_is_not_recorded", foreign),
+            ("a_backend_that_left_is_not_recorded", backend_left),
+        ],
+    );
     tests.push(test("vlan_tagged_packets_are_read", vlan));
     tests.push(test("crafted::every_form_of_header", crafted));
     tests.push(test("crafted::flags", flags));
@@ -128,7 +125,10 @@ fn connection(dial: Dial) -> Result<()> {
     ];
     assert_eq!(all.iter().map(seen).collect::<Vec<_>>(), wanted);
     for record in &all {
-        assert_eq!((record.ifindex, record.proto, record.kind, record.pad), (ifindex, 6, 2, 0));
+        assert_eq!(
+            (record.ifindex, record.proto, record.kind, record.pad),
+            (ifindex, 6, 2, 0)
+        );
         assert!(before <= record.time_ns && record.time_ns <= monotonic_ns());
     }
     assert!(all.is_sorted_by_key(|record| record.time_ns));
@@ -145,7 +145,10 @@ fn refused(dial: Dial) -> Result<()> {
     TcpStream::connect(dial.backend(0)).expect_err("nobody listens");
     let packets = wait_packets(&mut dp, 2)?;
     assert_eq!(seen(&packets[0]).3, tcp_flag::SYN);
-    assert_eq!((seen(&packets[1]).0, seen(&packets[1]).3), (INGRESS, tcp_flag::RST | tcp_flag::ACK));
+    assert_eq!(
+        (seen(&packets[1]).0, seen(&packets[1]).3),
+        (INGRESS, tcp_flag::RST | tcp_flag::ACK)
+    );
     Ok(())
 }
 
@@ -159,7 +162,9 @@ fn foreign(dial: Dial) -> Result<()> {
     client::read_name(&mut stream)?;
     drop(stream);
     // SYN and SYN+ACK at least were looked at, and found to be nobody's.
-    wait_until("misses are counted", || dp.count(hook::TC, action::MISS).is_ok_and(|n| n >= 2))?;
+    wait_until("misses are counted", || {
+        dp.count(hook::TC, action::MISS).is_ok_and(|n| n >= 2)
+    })?;
     assert_eq!(dp.packets()?, []);
     assert_eq!(dp.count(hook::TC, action::RECORDED)?, 0);
     Ok(())
@@ -171,7 +176,12 @@ fn backend_left(dial: Dial) -> Result<()> {
     let mut web = web(dial);
     dp.apply(&web)?;
     // A second Service on the same backend keeps it in the index.
-    let other = service("other", SocketAddr::new(dial.vip(11), VIP_PORT), Protocol::Tcp, &[dial.backend(0)]);
+    let other = service(
+        "other",
+        SocketAddr::new(dial.vip(11), VIP_PORT),
+        Protocol::Tcp,
+        &[dial.backend(0)],
+    );
     dp.apply(&other)?;
     dp.observe_interface("up")?;
     web.sets[0].members.clear();
@@ -181,7 +191,9 @@ fn backend_left(dial: Dial) -> Result<()> {
     wait_packets(&mut dp, 2)?;
     dp.remove(&other.name)?;
     TcpStream::connect(dial.backend(0)).expect_err("nobody listens");
-    wait_until("it is nobody's", || dp.count(hook::TC, action::MISS).is_ok_and(|misses| misses == 2))?;
+    wait_until("it is nobody's", || {
+        dp.count(hook::TC, action::MISS).is_ok_and(|misses| misses == 2)
+    })?;
     assert_eq!(dp.packets()?.len(), 2);
     Ok(())
 }
@@ -191,14 +203,23 @@ fn ip(netns: &Netns, arguments: &[&str]) -> Result<()> {
     let mut command = Command::new("ip");
     netns.place(command.args(arguments));
     let output = command.output().context("start `ip`")?;
-    ensure!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "ip {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(())
 }
 
 fn vlan() -> Result<()> {
     let world = World::enter(0)?;
     for (netns, device, address) in [(&world.near, "up", "10.3.0.1/24"), (&world.far, "down", "10.3.0.2/24")] {
-        let made = ip(netns, &["link", "add", "link", device, "name", "tagged", "type", "vlan", "id", "7"]);
+        let made = ip(
+            netns,
+            &[
+                "link", "add", "link", device, "name", "tagged", "type", "vlan", "id", "7",
+            ],
+        );
         made.map_err(|error| skip(format!("this kernel has no VLAN devices ({error})")))?;
         ip(netns, &["link", "set", "tagged", "up"])?;
         ip(netns, &["address", "add", address, "dev", "tagged"])?;
@@ -211,13 +232,21 @@ fn vlan() -> Result<()> {
     let mut stream = TcpStream::connect(backend)?;
     client::read_name(&mut stream)?;
     let packets = wait_at_least(&mut dp, 2)?;
-    assert_eq!(seen(&packets[0]), (EGRESS, stream.local_addr()?, backend, tcp_flag::SYN));
-    assert_eq!(seen(&packets[1]), (INGRESS, backend, stream.local_addr()?, tcp_flag::SYN | tcp_flag::ACK));
+    assert_eq!(
+        seen(&packets[0]),
+        (EGRESS, stream.local_addr()?, backend, tcp_flag::SYN)
+    );
+    assert_eq!(
+        seen(&packets[1]),
+        (INGRESS, backend, stream.local_addr()?, tcp_flag::SYN | tcp_flag::ACK)
+    );
     Ok(())
 }
 
 fn wait_at_least(dp: &mut Datapath, count: usize) -> Result<Vec<PacketRecord>> {
-    wait_until(&format!("{count} packets"), || dp.packets().is_ok_and(|packets| packets.len() >= count))?;
+    wait_until(&format!("{count} packets"), || {
+        dp.packets().is_ok_and(|packets| packets.len() >= count)
+    })?;
     dp.packets()
 }
 
@@ -269,7 +298,8 @@ impl Packet {
     fn tcp(mut self, flags: u8) -> Self {
         self.bytes.extend(40_000u16.to_be_bytes());
         self.bytes.extend(PORT.to_be_bytes());
-        self.bytes.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+        self.bytes
+            .extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
         self
     }
 }
@@ -312,16 +342,36 @@ fn crafted() -> Result<()> {
     let eth = Packet::ethernet;
     let recorded: [(&str, Packet, Dial); 12] = [
         ("plain v4", eth(IPV4).v4(5, TCP, 0).tcp(SYN), Dial::V4),
-        ("v4 that may not be fragmented", eth(IPV4).v4(5, TCP, 0x4000).tcp(SYN), Dial::V4),
+        (
+            "v4 that may not be fragmented",
+            eth(IPV4).v4(5, TCP, 0x4000).tcp(SYN),
+            Dial::V4,
+        ),
         ("v4, first fragment", eth(IPV4).v4(5, TCP, 0x2000).tcp(SYN), Dial::V4),
         ("v4 with one option", eth(IPV4).v4(6, TCP, 0).tcp(SYN), Dial::V4),
         ("v4 with all options", eth(IPV4).v4(15, TCP, 0).tcp(SYN), Dial::V4),
         ("v4 in a VLAN", eth(VLAN).tag(7, IPV4).v4(5, TCP, 0).tcp(SYN), Dial::V4),
-        ("v6 in two VLANs", eth(QINQ).tag(7, VLAN).tag(8, IPV6).v6(TCP).tcp(SYN), Dial::V6),
+        (
+            "v6 in two VLANs",
+            eth(QINQ).tag(7, VLAN).tag(8, IPV6).v6(TCP).tcp(SYN),
+            Dial::V6,
+        ),
         ("plain v6", eth(IPV6).v6(TCP).tcp(SYN), Dial::V6),
-        ("v6, hop-by-hop", eth(IPV6).v6(0).raw(&[TCP, 0, 0, 0, 0, 0, 0, 0]).tcp(SYN), Dial::V6),
-        ("v6, long destination options", eth(IPV6).v6(60).raw(&[TCP, 2]).raw(&[0; 22]).tcp(SYN), Dial::V6),
-        ("v6, first fragment", eth(IPV6).v6(44).raw(&[TCP, 0, 0, 1, 0, 0, 0, 9]).tcp(SYN), Dial::V6),
+        (
+            "v6, hop-by-hop",
+            eth(IPV6).v6(0).raw(&[TCP, 0, 0, 0, 0, 0, 0, 0]).tcp(SYN),
+            Dial::V6,
+        ),
+        (
+            "v6, long destination options",
+            eth(IPV6).v6(60).raw(&[TCP, 2]).raw(&[0; 22]).tcp(SYN),
+            Dial::V6,
+        ),
+        (
+            "v6, first fragment",
+            eth(IPV6).v6(44).raw(&[TCP, 0, 0, 1, 0, 0, 0, 9]).tcp(SYN),
+            Dial::V6,
+        ),
         (
             "v6, hop-by-hop, routing, destination",
             eth(IPV6)
@@ -343,12 +393,23 @@ fn crafted() -> Result<()> {
         ("UDP", eth(IPV4).v4(5, 17, 0).tcp(SYN)),
         ("v4, later fragment", eth(IPV4).v4(5, TCP, 0x2010).tcp(SYN)),
         ("v4 with a header of four words", eth(IPV4).v4(4, TCP, 0).tcp(SYN)),
-        ("v6, later fragment", eth(IPV6).v6(44).raw(&[TCP, 0, 0, 8, 0, 0, 0, 9]).tcp(SYN)),
+        (
+            "v6, later fragment",
+            eth(IPV6).v6(44).raw(&[TCP, 0, 0, 8, 0, 0, 0, 9]).tcp(SYN),
+        ),
         ("v6, no next header", eth(IPV6).v6(59).tcp(SYN)),
         ("v6, ICMP", eth(IPV6).v6(58).tcp(SYN)),
-        ("three VLANs", eth(VLAN).tag(1, VLAN).tag(2, VLAN).tag(3, IPV4).v4(5, TCP, 0).tcp(SYN)),
+        (
+            "three VLANs",
+            eth(VLAN).tag(1, VLAN).tag(2, VLAN).tag(3, IPV4).v4(5, TCP, 0).tcp(SYN),
+        ),
         ("ARP", eth(0x0806).raw(&[0; 28])),
-        ("seven extension headers", (0..7).fold(eth(IPV6).v6(0), |p, _| p.raw(&[0, 0, 0, 0, 0, 0, 0, 0])).tcp(SYN)),
+        (
+            "seven extension headers",
+            (0..7)
+                .fold(eth(IPV6).v6(0), |p, _| p.raw(&[0, 0, 0, 0, 0, 0, 0, 0]))
+                .tcp(SYN),
+        ),
     ];
     for (name, packet) in passed {
         assert_eq!(run(&mut dp, &packet.bytes)?, [], "{name}");
@@ -372,7 +433,11 @@ fn truncated() -> Result<()> {
     let (_world, mut dp) = bench()?;
     for packet in [
         Packet::ethernet(IPV4).v4(7, TCP, 0).tcp(SYN),
-        Packet::ethernet(VLAN).tag(7, IPV6).v6(0).raw(&[TCP, 0, 0, 0, 0, 0, 0, 0]).tcp(SYN),
+        Packet::ethernet(VLAN)
+            .tag(7, IPV6)
+            .v6(0)
+            .raw(&[TCP, 0, 0, 0, 0, 0, 0, 0])
+            .tcp(SYN),
     ] {
         let whole = packet.bytes.len();
         // The kernel itself refuses less than an Ethernet header.
@@ -381,7 +446,9 @@ fn truncated() -> Result<()> {
                 Ok(records) => assert_eq!(records, [], "{len} of {whole} bytes"),
                 // And, on some kernels, an IP packet without its IP header.
                 Err(error) => {
-                    let refused = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+                    let refused = error
+                        .downcast_ref::<std::io::Error>()
+                        .and_then(std::io::Error::raw_os_error);
                     ensure!(refused == Some(libc::EINVAL) && len < 14 + 40, "{len} bytes: {error:#}");
                 }
             }
@@ -438,9 +505,10 @@ fn links_go() -> Result<()> {
     client::read_name(&mut stream)?;
     let near = stream.local_addr()?;
     let packets = wait_at_least(&mut dp, 2)?;
-    let syns = packets.iter().map(seen).filter(|(direction, from, _, flags)| {
-        (*direction, *from, *flags) == (EGRESS, near, SYN)
-    });
+    let syns = packets
+        .iter()
+        .map(seen)
+        .filter(|(direction, from, _, flags)| (*direction, *from, *flags) == (EGRESS, near, SYN));
     assert_eq!(syns.count(), 1);
     Ok(())
 }
