@@ -155,30 +155,42 @@ impl Datapath {
 
     /// Attaches the packet programs to an interface of this thread's network namespace.
     pub fn observe_interface(&mut self, interface: &str) -> Result<()> {
-        let loaded = self.loaded.as_mut().expect("loaded until dropped");
-        let attachments = self.attachments.as_mut().expect("attached until dropped");
-        attachments.attach_interface(&mut loaded.object, interface)?;
+        // Both are there until the drop.
+        if let (Some(loaded), Some(attachments)) = (&mut self.loaded, &mut self.attachments) {
+            attachments.attach_interface(&mut loaded.object, interface)?;
+        }
         Ok(())
     }
 
+    fn loaded(&self) -> &Loaded {
+        self.loaded.as_ref().expect("loaded until dropped")
+    }
+
+    fn loaded_mut(&mut self) -> &mut Loaded {
+        self.loaded.as_mut().expect("loaded until dropped")
+    }
+
     /// The cgroup that the programs are attached to.
+    ///
+    /// # Panics
+    /// Never: the cgroup is there until the drop.
     pub fn cgroup(&self) -> &ChildCgroup {
         self.cgroup.as_ref().expect("there until dropped")
     }
 
     /// The maps.
     pub fn kernel(&self) -> &Kernel {
-        &self.loaded.as_ref().expect("loaded until dropped").kernel
+        &self.loaded().kernel
     }
 
     /// The maps, to be written beside plans.
     pub fn kernel_mut(&mut self) -> &mut Kernel {
-        &mut self.loaded.as_mut().expect("loaded until dropped").kernel
+        &mut self.loaded_mut().kernel
     }
 
     /// The loaded object.
     pub fn object(&self) -> &Ebpf {
-        &self.loaded.as_ref().expect("loaded until dropped").object
+        &self.loaded().object
     }
 
     /// Brings a Service into the kernel, or changes it.
@@ -188,11 +200,7 @@ impl Datapath {
         let new = self.compiler.compile(service, old, &mut tables)?;
         let mut plan = Plan::between(old, Some(&new));
         plan.tables = tables;
-        self.loaded
-            .as_mut()
-            .expect("loaded until dropped")
-            .kernel
-            .apply(&plan)?;
+        self.loaded_mut().kernel.apply(&plan)?;
         if let Some(old) = self.applied.remove(&service.name) {
             self.compiler.retire(&old, Some(&new), 0);
         }
@@ -206,13 +214,16 @@ impl Datapath {
             .applied
             .remove(name)
             .with_context(|| format!("{name} is not applied"))?;
-        let loaded = self.loaded.as_mut().expect("loaded until dropped");
+        let loaded = self.loaded_mut();
         loaded.kernel.apply(&Plan::between(Some(&old), None))?;
         self.compiler.retire(&old, None, 0);
         Ok(())
     }
 
     /// What a Service was compiled to.
+    ///
+    /// # Panics
+    /// When it is not applied.
     pub fn compiled(&self, service: &DesiredService) -> &Compiled {
         &self.applied[&service.name]
     }
@@ -270,6 +281,9 @@ impl Datapath {
     }
 
     /// Entries of a hash map.
+    ///
+    /// # Panics
+    /// When there is no hash map of this name.
     pub fn entries(&self, map: &str) -> u64 {
         self.kernel().count_entries(map).expect("a hash map's name")
     }

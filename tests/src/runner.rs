@@ -13,6 +13,9 @@ use std::{
 use lb_user::lab::mounts::BpfFs;
 use libtest_mimic::{Arguments, Failed, Trial};
 
+use crate::world::Dial;
+use libtest_mimic::{Arguments, Failed, Trial};
+
 /// A test: its name and its body.
 pub struct Test {
     name: String,
@@ -31,6 +34,20 @@ pub fn test(name: impl Into<String>, body: impl Fn() -> anyhow::Result<()> + Sen
         name: name.into(),
         body: Box::new(body),
     }
+}
+
+/// The body of a test that is run for each way of dialling.
+pub type Body = fn(Dial) -> anyhow::Result<()>;
+
+/// Makes a test of each body for each way: `NAME::v4`, `NAME::v6`, `NAME::mapped`.
+pub fn each(dials: &[Dial], bodies: &[(&str, Body)]) -> Vec<Test> {
+    let mut tests = Vec::new();
+    for (name, body) in bodies.iter().copied() {
+        for dial in dials.iter().copied() {
+            tests.push(test(format!("{name}::{dial}"), move || body(dial)));
+        }
+    }
+    tests
 }
 
 /// Why a test cannot run here; returned as its error, it counts as a skip.

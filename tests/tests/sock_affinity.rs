@@ -12,8 +12,7 @@ use anyhow::{Context, Result, ensure};
 use lb_common::{affinity::AffinityKey, backend::state, maps};
 use lb_tests::{
     datapath::{Datapath, Setup},
-    runner::{self, Test, test},
-    socket,
+    runner, socket,
     world::{Dial, VIP_PORT, World, service},
 };
 use lb_user::{
@@ -23,21 +22,19 @@ use lb_user::{
 };
 
 fn main() -> ExitCode {
-    let bodies: [(&str, fn(Dial) -> Result<()>); 8] = [
-        ("c18_one_client_meets_one_backend", one_backend),
-        ("c18_the_timeout_is_refreshed_and_honoured", timeout),
-        ("c18_it_ends_when_the_backend_is_no_member", no_member),
-        ("c18_k26_it_ends_when_the_backend_is_draining", draining),
-        ("c18_it_ends_when_the_backend_is_ejected", ejected),
-        ("c18_two_namespaces_are_two_clients", two_clients),
-        ("c18_toggling_acts_live", toggling),
-        ("c18_udp_too", udp),
-    ];
-    let tests: Vec<Test> = bodies
-        .into_iter()
-        .flat_map(|(name, body)| Dial::ALL.map(|dial| test(format!("{name}::{dial}"), move || body(dial))))
-        .collect();
-    runner::run(tests)
+    runner::run(runner::each(
+        &Dial::ALL,
+        &[
+            ("c18_one_client_meets_one_backend", one_backend),
+            ("c18_the_timeout_is_refreshed_and_honoured", timeout),
+            ("c18_it_ends_when_the_backend_is_no_member", no_member),
+            ("c18_k26_it_ends_when_the_backend_is_draining", draining),
+            ("c18_it_ends_when_the_backend_is_ejected", ejected),
+            ("c18_two_namespaces_are_two_clients", two_clients),
+            ("c18_toggling_acts_live", toggling),
+            ("c18_udp_too", udp),
+        ],
+    ))
 }
 
 const BACKENDS: usize = 5;

@@ -21,7 +21,7 @@ use lb_common::{
 };
 use lb_tests::{
     datapath::{Datapath, Setup, wait_until},
-    runner::{self, Test, skip, test},
+    runner::{self, skip},
     socket,
     world::{Dial, VIP_PORT, World, service},
 };
@@ -39,28 +39,26 @@ use nix::{
 const AT_ONCE: Duration = Duration::from_millis(900);
 
 fn main() -> ExitCode {
-    let bodies: [(&str, fn(Dial) -> Result<()>); 15] = [
-        ("k20_translated_and_the_peer_is_the_vip", translated),
-        ("k45_a_failed_dial_then_a_direct_one", dial_again),
-        ("k45_disconnected_then_direct", disconnected),
-        ("k11_one_source_port_direct_and_through_the_vip", one_source_port),
-        ("k35_c11_an_empty_set_refuses_at_once", empty_refuses),
-        ("c9_an_empty_local_set_is_unreachable_at_once", empty_is_unreachable),
-        ("k40_hairpin", hairpin),
-        ("k48_mptcp", mptcp),
-        ("direct_traffic_is_untouched", direct),
-        ("the_protocol_is_part_of_the_frontend", other_protocol),
-        ("ping_sockets_pass", ping),
-        ("opted_out_cgroups_pass", opted_out),
-        ("non_blocking_connect", non_blocking),
-        ("a_full_socket_map_is_no_obstacle", full),
-        ("k24_losing_all_backends_leaves_connections_alone", losing_all),
-    ];
-    let tests: Vec<Test> = bodies
-        .into_iter()
-        .flat_map(|(name, body)| Dial::ALL.map(|dial| test(format!("{name}::{dial}"), move || body(dial))))
-        .collect();
-    runner::run(tests)
+    runner::run(runner::each(
+        &Dial::ALL,
+        &[
+            ("k20_translated_and_the_peer_is_the_vip", translated),
+            ("k45_a_failed_dial_then_a_direct_one", dial_again),
+            ("k45_disconnected_then_direct", disconnected),
+            ("k11_one_source_port_direct_and_through_the_vip", one_source_port),
+            ("k35_c11_an_empty_set_refuses_at_once", empty_refuses),
+            ("c9_an_empty_local_set_is_unreachable_at_once", empty_is_unreachable),
+            ("k40_hairpin", hairpin),
+            ("k48_mptcp", mptcp),
+            ("direct_traffic_is_untouched", direct),
+            ("the_protocol_is_part_of_the_frontend", other_protocol),
+            ("ping_sockets_pass", ping),
+            ("opted_out_cgroups_pass", opted_out),
+            ("non_blocking_connect", non_blocking),
+            ("a_full_socket_map_is_no_obstacle", full),
+            ("k24_losing_all_backends_leaves_connections_alone", losing_all),
+        ],
+    ))
 }
 
 fn vip(dial: Dial) -> SocketAddr {
@@ -230,13 +228,12 @@ fn one_source_port(dial: Dial) -> Result<()> {
 
         let two = socket::tcp(dial)?;
         socket::bind_shared(&two, SocketAddr::new(dial.any().ip(), port))?;
-        match socket::dial(&two, second) {
-            Err(errno) => assert_eq!(errno, Errno::EADDRNOTAVAIL),
-            Ok(()) => {
-                let mut two = TcpStream::from(two);
-                assert_eq!(client::read_name(&mut two)?, backend);
-                echoes(&mut two, b"two")?;
-            }
+        if let Err(errno) = socket::dial(&two, second) {
+            assert_eq!(errno, Errno::EADDRNOTAVAIL);
+        } else {
+            let mut two = TcpStream::from(two);
+            assert_eq!(client::read_name(&mut two)?, backend);
+            echoes(&mut two, b"two")?;
         }
         echoes(&mut one, b"one")?;
         assert_eq!(one.peer_addr()?, first);

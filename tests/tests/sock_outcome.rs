@@ -18,8 +18,7 @@ use lb_common::{
 use lb_tests::{
     bpf::{self, insn},
     datapath::{Datapath, Setup, wait_until},
-    runner::{self, Test, test},
-    socket,
+    runner, socket,
     world::{Dial, VIP_PORT, World, service},
 };
 use lb_user::{
@@ -34,26 +33,24 @@ use nix::{
 };
 
 fn main() -> ExitCode {
-    let bodies: [(&str, fn(Dial) -> Result<()>); 13] = [
-        ("established_and_closed", established),
-        ("refused", refused),
-        ("timed_out", timed_out),
-        ("unreachable_without_a_route", no_route),
-        ("unreachable_says_a_router", router_says_no),
-        ("no_local_port", no_local_port),
-        ("abandoned", abandoned),
-        ("reset_by_the_peer", reset_by_peer),
-        ("open_ones_are_established_minus_closed", active),
-        ("k47_callback_flags_of_others_stay", other_flags),
-        ("a_full_ring_loses_and_counts", full_ring),
-        ("a_dial_that_failed_and_one_that_works_are_two_records", two_dials),
-        ("observe_mode_records_and_rewrites_nothing", observe),
-    ];
-    let tests: Vec<Test> = bodies
-        .into_iter()
-        .flat_map(|(name, body)| Dial::ALL.map(|dial| test(format!("{name}::{dial}"), move || body(dial))))
-        .collect();
-    runner::run(tests)
+    runner::run(runner::each(
+        &Dial::ALL,
+        &[
+            ("established_and_closed", established),
+            ("refused", refused),
+            ("timed_out", timed_out),
+            ("unreachable_without_a_route", no_route),
+            ("unreachable_says_a_router", router_says_no),
+            ("no_local_port", no_local_port),
+            ("abandoned", abandoned),
+            ("reset_by_the_peer", reset_by_peer),
+            ("open_ones_are_established_minus_closed", active),
+            ("k47_callback_flags_of_others_stay", other_flags),
+            ("a_full_ring_loses_and_counts", full_ring),
+            ("a_dial_that_failed_and_one_that_works_are_two_records", two_dials),
+            ("observe_mode_records_and_rewrites_nothing", observe),
+        ],
+    ))
 }
 
 fn vip(dial: Dial) -> SocketAddr {

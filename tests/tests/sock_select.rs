@@ -42,18 +42,16 @@ fn main() -> ExitCode {
             even(connections, backends, most)
         }));
     }
-    let bodies: [(&str, fn(Dial) -> Result<()>); 5] = [
-        ("by_weight_1_3_2", by_weight),
-        ("new_backends_get_their_share_from_the_first_connection_on", scale_out),
-        ("udp_sockets_go_where_the_pure_decision_says", oracle),
-        ("an_ejected_backend_is_passed_over", ejected),
-        ("where_all_are_ejected_any_is_better_than_none", all_ejected),
-    ];
-    tests.extend(
-        bodies
-            .into_iter()
-            .flat_map(|(name, body)| Dial::ALL.map(|dial| test(format!("{name}::{dial}"), move || body(dial)))),
-    );
+    tests.extend(runner::each(
+        &Dial::ALL,
+        &[
+            ("by_weight_1_3_2", by_weight),
+            ("new_backends_get_their_share_from_the_first_connection_on", scale_out),
+            ("udp_sockets_go_where_the_pure_decision_says", oracle),
+            ("an_ejected_backend_is_passed_over", ejected),
+            ("where_all_are_ejected_any_is_better_than_none", all_ejected),
+        ],
+    ));
     runner::run(tests)
 }
 

@@ -17,8 +17,7 @@ use lb_common::{
 };
 use lb_tests::{
     datapath::{Datapath, Setup},
-    runner::{self, Test, test},
-    socket,
+    runner, socket,
     world::{Dial, VIP_PORT, World, service},
 };
 use lb_user::{
@@ -28,30 +27,28 @@ use lb_user::{
 use nix::errno::Errno;
 
 fn main() -> ExitCode {
-    let bodies: [(&str, fn(Dial) -> Result<()>); 17] = [
-        ("k20_k46_a_connected_socket_hears_the_vip", connected),
-        ("k20_k46_an_unconnected_socket_hears_the_vip", unconnected),
-        ("one_socket_on_several_vips", several_vips),
-        ("k20_two_vips_that_share_a_backend", shared_backend),
-        ("k45_a_pod_asked_directly_answers_as_itself", directly),
-        ("k45_connected_then_connected_elsewhere", connected_elsewhere),
-        ("disconnected_then_unconnected", disconnected),
-        ("k40_hairpin", hairpin),
-        ("k35_c11_an_empty_set_refuses_connect_and_send", empty_refuses),
-        ("c9_an_empty_local_set_is_unreachable", empty_is_unreachable),
-        ("a_long_chain_is_swept", long_chain),
-        ("a_full_map_says_enobufs", full),
-        ("c19_a_flow_is_resolved_anew_when_its_backend_is_gone", backend_gone),
-        ("c19_a_flow_begun_early_works_once_an_endpoint_comes", first_endpoint),
-        ("opted_out_cgroups_pass", opted_out),
-        ("traffic_of_others_is_untouched", untouched),
-        ("a_packet_of_a_known_flow_is_no_new_flow", known_flow),
-    ];
-    let tests: Vec<Test> = bodies
-        .into_iter()
-        .flat_map(|(name, body)| Dial::ALL.map(|dial| test(format!("{name}::{dial}"), move || body(dial))))
-        .collect();
-    runner::run(tests)
+    runner::run(runner::each(
+        &Dial::ALL,
+        &[
+            ("k20_k46_a_connected_socket_hears_the_vip", connected),
+            ("k20_k46_an_unconnected_socket_hears_the_vip", unconnected),
+            ("one_socket_on_several_vips", several_vips),
+            ("k20_two_vips_that_share_a_backend", shared_backend),
+            ("k45_a_pod_asked_directly_answers_as_itself", directly),
+            ("k45_connected_then_connected_elsewhere", connected_elsewhere),
+            ("disconnected_then_unconnected", disconnected),
+            ("k40_hairpin", hairpin),
+            ("k35_c11_an_empty_set_refuses_connect_and_send", empty_refuses),
+            ("c9_an_empty_local_set_is_unreachable", empty_is_unreachable),
+            ("a_long_chain_is_swept", long_chain),
+            ("a_full_map_says_enobufs", full),
+            ("c19_a_flow_is_resolved_anew_when_its_backend_is_gone", backend_gone),
+            ("c19_a_flow_begun_early_works_once_an_endpoint_comes", first_endpoint),
+            ("opted_out_cgroups_pass", opted_out),
+            ("traffic_of_others_is_untouched", untouched),
+            ("a_packet_of_a_known_flow_is_no_new_flow", known_flow),
+        ],
+    ))
 }
 
 fn vip(dial: Dial) -> SocketAddr {

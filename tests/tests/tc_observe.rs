@@ -17,7 +17,7 @@ use lb_common::{
 use lb_tests::{
     bpf,
     datapath::{Datapath, Setup, wait_until},
-    runner::{self, Test, skip, test},
+    runner::{self, skip, test},
     world::{Dial, PORT, VIP_PORT, World, service},
 };
 use lb_user::{
@@ -33,18 +33,15 @@ const EGRESS: u8 = 1;
 const NEXT: i32 = -1;
 
 fn main() -> ExitCode {
-    let mut tests: Vec<Test> = Vec::new();
-    let bodies: [(&str, fn(Dial) -> Result<()>); 4] = [
-        ("a_connection_is_its_syn_and_its_fins", connection),
-        ("a_refused_dial_is_a_syn_and_a_reset", refused),
-        ("what_is_no_frontend_and_no_backend_is_not_recorded", foreign),
-        ("a_backend_that_left_is_not_recorded", backend_left),
-    ];
-    for (name, body) in bodies {
-        for dial in [Dial::V4, Dial::V6] {
-            tests.push(test(format!("{name}::{dial}"), move || body(dial)));
-        }
-    }
+    let mut tests = runner::each(
+        &[Dial::V4, Dial::V6],
+        &[
+            ("a_connection_is_its_syn_and_its_fins", connection),
+            ("a_refused_dial_is_a_syn_and_a_reset", refused),
+            ("what_is_no_frontend_and_no_backend_is_not_recorded", foreign),
+            ("a_backend_that_left_is_not_recorded", backend_left),
+        ],
+    );
     tests.push(test("vlan_tagged_packets_are_read", vlan));
     tests.push(test("crafted::every_form_of_header", crafted));
     tests.push(test("crafted::flags", flags));

@@ -80,7 +80,7 @@ pub fn run_on_packet(program: impl AsFd, packet: &[u8]) -> io::Result<(i32, Vec<
     attr.test.data_size_out = out.len() as u32;
     bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr)?;
     // SAFETY: the command has written these integers.
-    let (verdict, len) = unsafe { (attr.test.retval as i32, attr.test.data_size_out as usize) };
+    let (verdict, len) = unsafe { (attr.test.retval.cast_signed(), attr.test.data_size_out as usize) };
     out.truncate(len);
     Ok((verdict, out))
 }
