@@ -48,12 +48,7 @@ pub fn build(members: &[Member], slots: u32) -> Option<Vec<u16>> {
         .map(|i| i as u16)
         .collect();
     order.sort_by_key(|i| (members[usize::from(*i)], *i));
-    let heaviest = u64::from(
-        order
-            .iter()
-            .map(|i| members[usize::from(*i)].weight)
-            .max()?,
-    );
+    let heaviest = u64::from(order.iter().map(|i| members[usize::from(*i)].weight).max()?);
     let mut turns: Vec<Turn> = order
         .iter()
         .zip(quotas(&order, members, slots))
@@ -104,17 +99,15 @@ struct Turn {
     skip: u32,
 }
 
+/// Both are below `slots`, so one subtraction stands for a division, which would be most of a table's cost.
 fn step(at: u32, skip: u32, slots: u32) -> u32 {
-    let next = u64::from(at) + u64::from(skip);
-    (next % u64::from(slots)) as u32
+    let next = at + skip;
+    if next >= slots { next - slots } else { next }
 }
 
 /// Shares of the slots by weight, by largest remainder; ties go to the earlier in `order`.
 fn quotas(order: &[u16], members: &[Member], slots: u32) -> Vec<u32> {
-    let total: u64 = order
-        .iter()
-        .map(|i| u64::from(members[usize::from(*i)].weight))
-        .sum();
+    let total: u64 = order.iter().map(|i| u64::from(members[usize::from(*i)].weight)).sum();
     let mut shares: Vec<u32> = Vec::with_capacity(order.len());
     let mut remainders: Vec<(u64, usize)> = Vec::with_capacity(order.len());
     for (place, index) in order.iter().enumerate() {

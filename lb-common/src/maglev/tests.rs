@@ -21,12 +21,7 @@ fn counts(table: &[u16], members: usize) -> Vec<u32> {
 #[test]
 fn every_rung_is_prime() {
     for rung in LADDER {
-        assert!(
-            (2..rung)
-                .take_while(|d| d * d <= rung)
-                .all(|d| rung % d != 0),
-            "{rung}"
-        );
+        assert!((2..rung).take_while(|d| d * d <= rung).all(|d| rung % d != 0), "{rung}");
     }
 }
 
@@ -44,10 +39,7 @@ fn the_rung_gives_a_hundred_slots_each_while_it_can() {
 #[test]
 fn nobody_to_serve_is_no_table() {
     assert_eq!(build(&[], 251), None);
-    let idle = [Member {
-        identity: 1,
-        weight: 0,
-    }];
+    let idle = [Member { identity: 1, weight: 0 }];
     assert_eq!(build(&idle, 251), None);
 }
 
