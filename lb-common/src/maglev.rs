@@ -99,9 +99,10 @@ struct Turn {
     skip: u32,
 }
 
+/// Both are below `slots`, so one subtraction stands for a division, which would be most of a table's cost.
 fn step(at: u32, skip: u32, slots: u32) -> u32 {
-    let next = u64::from(at) + u64::from(skip);
-    (next % u64::from(slots)) as u32
+    let next = at + skip;
+    if next >= slots { next - slots } else { next }
 }
 
 /// Shares of the slots by weight, by largest remainder; ties go to the earlier in `order`.

@@ -38,7 +38,16 @@ pub struct Contents {
     pub memberships: std::collections::HashSet<Membership>,
 }
 
-/// Hashes a table's slots, to tell whether the kernel still holds what was written.
+/// Hashes a table's slots, to tell whether the kernel still holds what was written: four slots at a time.
 pub fn table_hash(slots: impl IntoIterator<Item = u16>) -> u64 {
-    slots.into_iter().fold(1, |h, slot| hash::combine(h, u64::from(slot)))
+    let mut slots = slots.into_iter();
+    let mut sum = 1;
+    while let Some(first) = slots.next() {
+        let packed = slots
+            .by_ref()
+            .take(3)
+            .fold(u64::from(first), |packed, slot| packed << 16 | u64::from(slot));
+        sum = hash::combine(sum, packed);
+    }
+    sum
 }

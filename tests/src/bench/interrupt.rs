@@ -3,11 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, bail};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::{
+    libc,
+    sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
+};
 
 static CAUGHT: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn note(_signal: nix::libc::c_int) {
+extern "C" fn note(_signal: libc::c_int) {
     CAUGHT.store(true, Ordering::Relaxed);
 }
 

@@ -31,6 +31,10 @@ impl Population {
     }
 
     /// What clients of a Service dial.
+    #[expect(
+        clippy::unused_self,
+        reason = "which address it is belongs to the population, as its endpoints' do"
+    )]
     pub(super) fn frontend(&self, service: u32) -> SocketAddrV4 {
         SocketAddrV4::new(address([10, 96, 0, 10], service), PORT.get())
     }

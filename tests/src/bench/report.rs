@@ -157,7 +157,7 @@ impl Report {
 /// A number with as many decimals as people can use.
 fn shown(value: f64) -> String {
     match value.abs() {
-        v if v == v.trunc() && v < 1e15 => format!("{value:.0}"),
+        v if v.fract().abs() < f64::EPSILON && v < 1e15 => format!("{value:.0}"),
         v if v >= 100.0 => format!("{value:.1}"),
         v if v >= 10.0 => format!("{value:.2}"),
         _ => format!("{value:.3}"),
