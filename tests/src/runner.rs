@@ -14,7 +14,6 @@ use lb_user::lab::mounts::BpfFs;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::world::Dial;
-use libtest_mimic::{Arguments, Failed, Trial};
 
 /// A test: its name and its body.
 pub struct Test {

@@ -19,6 +19,7 @@ pub(super) fn min(samples: &[f64]) -> f64 {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "the values are picked, not computed")]
 mod tests {
     use super::*;
 
