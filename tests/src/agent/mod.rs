@@ -6,6 +6,7 @@
 //! wait has a condition and a deadline.
 
 mod process;
+pub mod web;
 
 use std::{
     collections::BTreeMap,

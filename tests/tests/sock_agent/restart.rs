@@ -5,7 +5,13 @@ use std::{fs, net::SocketAddr};
 use anyhow::{Context, Result};
 use lb_common::set::{ListEntry, SetWord};
 use lb_tests::{
-    agent::{Agent, Node, PATIENCE, must, until},
+    agent::{
+        Agent, Node, PATIENCE, must, until,
+        web::{
+            BACKENDS, BACKENDS6, VIP, VIP6, echo, only_following, pinned_array, serve_all, started, write_endpoints,
+            write_web,
+        },
+    },
     bpf,
     objects::{cluster_ip, ready, service, slice},
 };
@@ -16,10 +22,6 @@ use lb_user::{
         server::Manner,
     },
     view::{MapDumpView, Mode},
-};
-
-use super::{
-    BACKENDS, BACKENDS6, VIP, VIP6, echo, only_following, pinned_array, serve_all, started, write_endpoints, write_web,
 };
 
 pub(super) fn kill(node: &Node) -> Result<()> {

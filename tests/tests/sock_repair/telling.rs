@@ -4,13 +4,14 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
 use lb_tests::{
-    agent::{Node, PATIENCE, must, until},
+    agent::{
+        Node, PATIENCE, must, until,
+        web::{BACKENDS, BACKENDS6, VIP, only_following, serve_all, write_web},
+    },
     bpf,
     objects::{cluster_ip, ready, service, slice},
 };
 use lb_user::lab::{client::read_name, holds_within, server::Manner};
-
-use super::{BACKENDS, BACKENDS6, VIP, only_following, serve_all, write_web};
 
 pub(super) fn observe(node: &Node) -> Result<()> {
     // Somebody else serves the address: here the address is the host's own.

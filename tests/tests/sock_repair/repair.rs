@@ -14,15 +14,16 @@ use lb_common::{
     set::{ListEntry, SetWord},
 };
 use lb_tests::{
-    agent::{Node, must, until},
+    agent::{
+        Node, must, until,
+        web::{BACKENDS, BACKENDS6, VIP, pinned_array, pinned_map, serve_all, write_web},
+    },
     bpf,
     objects::{cluster_ip, ready, service, slice, with},
     runner,
 };
 use lb_user::{lab::server::Manner, view::MapDumpView};
 use serde_json::json;
-
-use super::{BACKENDS, BACKENDS6, VIP, pinned_array, pinned_map, serve_all, write_web};
 
 pub(super) fn lost_link(node: &Node) -> Result<()> {
     let _servers = serve_all(node, Manner::Greet)?;
