@@ -24,7 +24,7 @@ use lb_user::{
 use super::stage;
 
 /// How long a start or a change may take under emulation.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// What the agent is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

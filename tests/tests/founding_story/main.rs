@@ -40,7 +40,7 @@ const PHASE: u64 = 1_000;
 /// The most that a starved backend may get: a port that no connection had before is no reuse.
 const STARVED: u64 = PHASE / 100;
 /// How long a phase may take under emulation.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::from_args();
