@@ -20,6 +20,7 @@ use std::{
     io::{self, Write as _},
     path::PathBuf,
     process::ExitCode,
+    thread,
     time::Instant,
 };
 
@@ -100,6 +101,19 @@ fn run(args: &Args) -> Result<usize> {
         report: Report::default(),
         began: Instant::now(),
     };
+    // Other work on the machine makes everything slower, and not everything alike: the reader must know.
+    let load = fs::read_to_string("/proc/loadavg").ok();
+    let load: Option<f64> = load.and_then(|text| text.split_whitespace().next()?.parse().ok());
+    if let Some(load) = load {
+        bench.report.add(
+            report::Metric::new("machine_load", "1", load, 1).with("cpus", thread::available_parallelism()?.get()),
+        );
+        if load > 1.0 {
+            bench.say(&format!(
+                "this machine is busy (load {load:.1}): what is measured now is slower than it could be"
+            ));
+        }
+    }
     for (name, measure) in PARTS {
         if args.only.is_empty() || args.only.iter().any(|only| only == name) {
             bench.say(name);
