@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// How many slots of a key's walk are looked at before an ejected backend is taken all the same.
-pub const WALK: u32 = 8;
+pub const WALK: u32 = 4;
 
 /// Read access to the lists, tables and backends.
 pub trait Tables {
