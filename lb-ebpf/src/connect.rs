@@ -55,8 +55,10 @@ pub fn connect(ctx: &SockAddrContext, family: Family, hook: u32) -> i32 {
         forget(ctx, hook, proto, vip, vip_port);
         return refuse(hook, frontend);
     };
-    // SAFETY: an element of the backend array.
-    let (addr, port) = unsafe { ((*chosen.backend).addr, (*chosen.backend).port) };
+    let Some((addr, port)) = lookup::address(chosen.id) else {
+        count(hook, action::INCONSISTENT);
+        return PASS;
+    };
     if family == Family::V4 && !addr.is_v4() {
         count(hook, action::INCONSISTENT);
         return PASS;

@@ -11,7 +11,7 @@ use aya_ebpf::{
 use lb_common::{
     addr::{Addr, Port},
     affinity::{Affinity, AffinityKey, Membership},
-    backend::{Backend, state},
+    backend::state,
     frontend::{Frontend, FrontendKey},
     maps::feature,
     select::{self, Tables},
@@ -25,7 +25,8 @@ const MAX_LEVEL: i32 = 8;
 struct Maps;
 
 impl Tables for Maps {
-    type Backend = *const Backend;
+    /// Nothing: the backend is read again where it is used, by [`address`].
+    type Backend = ();
 
     #[inline(always)]
     fn list(&self, index: u32) -> Option<ListEntry> {
@@ -47,12 +48,12 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn backend(&self, id: u32) -> Option<(*const Backend, bool)> {
+    fn backend(&self, id: u32) -> Option<((), bool)> {
         let backend = BACKENDS.get_ptr(id)?;
         // SAFETY: a live array element.
         match unsafe { (*backend).state } {
             state::VACANT => None,
-            state => Some((backend, state == state::ACTIVE)),
+            state => Some(((), state == state::ACTIVE)),
         }
     }
 }
@@ -106,11 +107,20 @@ pub const NO_ENTRY: u32 = u32::MAX;
 pub struct Chosen {
     /// Its id.
     pub id: u32,
-    /// Its entry in the backend array.
-    pub backend: *const Backend,
     /// Its entry in the list array; [`NO_ENTRY`] where affinity chose. (An `Option` here leaves its payload
     /// uninitialised on one path, which the verifier refuses.)
     pub entry: u32,
+}
+
+/// The address and port of a backend.
+///
+/// A pointer that is carried out of the choice instead, through its `Option`s, loses its origin on the way on kernel 6.1
+/// ("R9 invalid mem access 'scalar'"): there the verifier forgets which branch had set it.
+#[inline(always)]
+pub fn address(id: u32) -> Option<(Addr, Port)> {
+    let backend = BACKENDS.get_ptr(id)?;
+    // SAFETY: a live array element.
+    Some(unsafe { ((*backend).addr, (*backend).port) })
 }
 
 /// Chooses a backend of the frontend's set; `None` if nothing is usable.
@@ -161,7 +171,7 @@ fn remembered(key: &AffinityKey, frontend: &Frontend) -> Option<Chosen> {
     if !memory.holds(now, frontend.affinity_seconds) || MEMBERS.get_ptr(&member).is_none() {
         return None;
     }
-    let (backend, usable) = Maps.backend(memory.backend_id)?;
+    let ((), usable) = Maps.backend(memory.backend_id)?;
     if !usable {
         return None;
     }
@@ -169,7 +179,6 @@ fn remembered(key: &AffinityKey, frontend: &Frontend) -> Option<Chosen> {
     unsafe { (*seen).last_ns = now };
     Some(Chosen {
         id: memory.backend_id,
-        backend,
         entry: NO_ENTRY,
     })
 }
@@ -183,7 +192,6 @@ fn fresh(frontend: &Frontend, word: SetWord, header: ListEntry, cookie: u64, by:
     }?;
     Some(Chosen {
         id: pick.entry.a,
-        backend: pick.backend,
         entry: pick.list_index,
     })
 }
