@@ -42,6 +42,8 @@ pub struct SyncState {
     pub failures: u64,
     /// What stands in the way now, by Service.
     pub errors: BTreeMap<ObjectName, String>,
+    /// Those of them for which a map has no room. They wait for room, not for time: nothing of theirs is pending.
+    pub crowded_out: BTreeSet<ObjectName>,
     /// Things found lost, foreign or wrong in the kernel, and put right.
     pub repairs: u64,
     /// From the coming in of a change to its being in the kernel, one entry each since they were last taken.
@@ -145,7 +147,12 @@ impl<M: Maps> Reconciler<M> {
             None => self.incremental(),
         };
         self.sync.last_duration = Some(started.elapsed());
-        if self.sync.errors.is_empty() && self.is_synced() {
+        let waits = self
+            .sync
+            .errors
+            .keys()
+            .any(|name| !self.sync.crowded_out.contains(name));
+        if !waits && self.is_synced() {
             self.sync.last_applied = Some(SystemTime::now());
             self.sync.pending_since = None;
         }
@@ -165,9 +172,11 @@ impl<M: Maps> Reconciler<M> {
             match self.compiler.compile(&desired, None, &mut tables) {
                 Ok(compiled) => {
                     self.sync.errors.remove(&name);
+                    self.sync.crowded_out.remove(&name);
                     self.applied.insert(name, compiled);
                 }
                 Err(full) => {
+                    self.sync.crowded_out.insert(name.clone());
                     self.fail(&name, full.to_string());
                     refused.push(desired);
                 }
@@ -247,6 +256,7 @@ impl<M: Maps> Reconciler<M> {
                 Some(desired) => match self.compiler.compile(&desired, old, &mut merged.tables) {
                     Ok(compiled) => Some(compiled),
                     Err(full) => {
+                        self.sync.crowded_out.insert(name.clone());
                         self.fail(&name, full.to_string());
                         self.dirty.insert(name, since);
                         continue;
@@ -323,6 +333,7 @@ impl<M: Maps> Reconciler<M> {
             self.tell_observers(old, false);
         }
         self.sync.errors.remove(&name);
+        self.sync.crowded_out.remove(&name);
         self.sync.latencies.push(since.elapsed());
         if let Some(new) = new {
             self.tell_observers(&new, true);

@@ -341,6 +341,9 @@ fn what_does_not_fit_at_the_start_keeps_its_old_state() {
         "{:?}",
         reconciler.sync_state().errors
     );
+    // It waits for room, not for time: one Service too many does not make the node unhealthy.
+    assert!(reconciler.sync_state().crowded_out.contains(&web));
+    assert_eq!(reconciler.sync_state().pending_since, None);
     let half = [WEB, Wanted { endpoints: &[5], ..DNS }];
     assert_eq!(world(reconciler.kernel()), meaning(&half));
     assert_eq!(

@@ -2,8 +2,9 @@
 //!
 //! The arms take turns in blocks, forwards and then backwards (ABBA), so that drift of the machine meets all of them
 //! alike. What is added is the difference to the direct blocks of the same round, and of these differences the median.
-//! Every arm dials one Service of 1,000 (the direct one dials that Service's endpoints), through the same kind of veth
-//! pair. Both ends' sockets are in the arm's cgroup. Run statistics are off.
+//! Every arm dials one Service of 1,000 (the direct one dials that Service's endpoints). Both ends' sockets are in the
+//! arm's cgroup. Run statistics are off. All of it is measured twice: with client and server on the node, and (`@veth`)
+//! with the server behind a pair of Ethernet devices, where rules see each packet half as often.
 
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
@@ -14,7 +15,7 @@ use lb_user::lab::{ChildCgroup, Netns, nft};
 use super::{
     Bench,
     dial::{self, Acceptor, Times},
-    place::{Datapath, Place, Programs, enter},
+    place::{Datapath, Place, Programs, Topology, enter},
     population::Population,
     report::Metric,
     stats,
@@ -84,7 +85,12 @@ impl<'p> Arm<'p> {
 
 /// Measures all arms.
 pub(super) fn measure(bench: &mut Bench) -> Result<()> {
-    let (plain, ruled) = (Place::new()?, Place::new()?);
+    measure_at(bench, Topology::Node, "")?;
+    measure_at(bench, Topology::Pod, "@veth")
+}
+
+fn measure_at(bench: &mut Bench, topology: Topology, suffix: &str) -> Result<()> {
+    let (plain, ruled) = (Place::new(topology)?, Place::new(topology)?);
     let mut arms = vec![
         Arm::new(bench, &plain, "direct", 8001, None)?,
         Arm::new(bench, &plain, "hook", 8002, Some(Programs::Hook))?,
@@ -97,7 +103,7 @@ pub(super) fn measure(bench: &mut Bench) -> Result<()> {
     own.enter_current_thread()?;
     enter(&bench.home)?;
     measured?;
-    report(bench, &mut arms);
+    report(bench, &mut arms, suffix);
     Ok(())
 }
 
@@ -128,7 +134,7 @@ fn by_round(arm: &mut Arm<'_>, pick: impl Fn(&mut Times) -> f64) -> Vec<f64> {
     arm.rounds.iter_mut().map(pick).collect()
 }
 
-fn report(bench: &mut Bench, arms: &mut [Arm<'_>]) {
+fn report(bench: &mut Bench, arms: &mut [Arm<'_>], suffix: &str) {
     type Pick = fn(&mut Times) -> f64;
     let picks: [Pick; 4] = [
         |times| stats::quantile(&mut times.connect, 0.01),
@@ -141,7 +147,7 @@ fn report(bench: &mut Bench, arms: &mut [Arm<'_>]) {
     let samples = ROUNDS * BLOCK;
     bench.report.add(
         Metric::new(
-            "connect_us_p1.direct",
+            format!("connect_us_p1.direct{suffix}"),
             "us",
             stats::median(&mut base[0].clone()),
             samples,
@@ -161,19 +167,26 @@ fn report(bench: &mut Bench, arms: &mut [Arm<'_>]) {
             })
             .collect();
         bench.report.add(
-            Metric::new(format!("connect_added_us_p1.{}", arm.name), "us", added[0], samples)
-                .with("min", added[1])
-                .with("p50", added[2])
-                .with("close_p1", added[3])
-                .with("services", SERVICES),
+            Metric::new(
+                format!("connect_added_us_p1.{}{suffix}", arm.name),
+                "us",
+                added[0],
+                samples,
+            )
+            .with("min", added[1])
+            .with("p50", added[2])
+            .with("close_p1", added[3])
+            .with("services", SERVICES),
         );
     }
-    let nftables = bench.report.value("connect_added_us_p1.nftables");
+    let nftables = bench.report.value(&format!("connect_added_us_p1.nftables{suffix}"));
     for (arm, bound) in [("hook", 0.06), ("state", 0.15), ("evenkeel", 0.22)] {
-        let own = bench.report.value(&format!("connect_added_us_p1.{arm}"));
+        let own = bench.report.value(&format!("connect_added_us_p1.{arm}{suffix}"));
         let share = own.zip(nftables).map(|(own, nftables)| own / nftables);
-        bench
-            .report
-            .at_most(&format!("connect_added.{arm} as a part of nftables'"), share, bound);
+        bench.report.at_most(
+            &format!("connect_added.{arm}{suffix} as a part of nftables'"),
+            share,
+            bound,
+        );
     }
 }

@@ -47,24 +47,43 @@ use nix::{
 
 use super::{dial::Acceptor, population::Population};
 
-/// A client's namespace and a server's, joined by a pair of Ethernet devices.
+/// Where client and server stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Topology {
+    /// Both on the node: packets go over loopback, and rules see them leave and arrive.
+    Node,
+    /// The server behind a pair of Ethernet devices, as a pod is: rules see each packet once.
+    Pod,
+}
+
+/// A client's namespace and a server's, which may be one.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) client: Netns,
     pub(super) server: Netns,
+    /// The other end of the client's device.
+    _peer: Netns,
 }
 
 impl Place {
-    pub(super) fn new() -> Result<Self> {
-        let (client, server) = (Netns::new()?, Netns::new()?);
-        link::join((&client, "node0"), (&server, "pods0"))?;
+    pub(super) fn new(topology: Topology) -> Result<Self> {
+        let (client, peer) = (Netns::new()?, Netns::new()?);
+        link::join((&client, "node0"), (&peer, "pods0"))?;
         let gateway = IpAddr::from([10, 244, 255, 254]);
         link::add_address(&client, "node0", IpAddr::from([10, 244, 0, 1]), 16)?;
-        link::add_address(&server, "pods0", gateway, 16)?;
+        link::add_address(&peer, "pods0", gateway, 16)?;
+        let server = match topology {
+            Topology::Node => client.clone(),
+            Topology::Pod => peer.clone(),
+        };
         link::own_block(&server, Ipv4Addr::new(10, 128, 0, 0), 9)?;
         // A Service's address is routed like any other: what rewrites packets needs a route first.
         link::add_default_route(&client, "node0", gateway)?;
-        Ok(Self { client, server })
+        Ok(Self {
+            client,
+            server,
+            _peer: peer,
+        })
     }
 
     /// Serves a port of every address of the server; its sockets belong to the cgroup that the process is in.

@@ -16,7 +16,7 @@ use lb_user::{
 use super::{
     Bench,
     dial::{self, Acceptor, Times},
-    place::{Datapath, Place, Programs, enter},
+    place::{Datapath, Place, Programs, Topology, enter},
     population::Population,
     report::Metric,
     stats,
@@ -96,7 +96,7 @@ impl Arm {
 
 /// Measures both sizes.
 pub(super) fn measure(bench: &mut Bench) -> Result<()> {
-    let place = Place::new()?;
+    let place = Place::new(Topology::Pod)?;
     let mut arms = [
         Arm::new(bench, &place, 100, 8011)?,
         Arm::new(bench, &place, 10_000, 8012)?,

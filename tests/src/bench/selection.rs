@@ -12,7 +12,7 @@ use lb_user::{analysis::imbalance, compile::Compiled, plan::Plan};
 use super::{
     Bench,
     dial::{self, Times},
-    place::{Datapath, Place, Programs, cpus, enter, pin},
+    place::{Datapath, Place, Programs, Topology, cpus, enter, pin},
     population::Population,
     report::Metric,
     stats,
@@ -24,7 +24,7 @@ const RUNS: u32 = 30;
 
 /// Measures every number of connections over every number of backends.
 pub(super) fn measure(bench: &mut Bench) -> Result<()> {
-    let place = Place::new()?;
+    let place = Place::new(Topology::Pod)?;
     for backends in BACKENDS {
         let cgroup = bench.home.below(&format!("backends-{backends}"))?;
         let port = NonZeroU16::new(8021).context("the port is not 0")?;
