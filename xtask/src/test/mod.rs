@@ -1,9 +1,11 @@
 //! Runs the tests here and in virtual machines.
 //!
-//! `targets` builds and lists the suites, `outcome` reads what one printed, `summary` adds up. The suites are started
-//! from here and not by `cargo test`, so that a hung one is killed, the others still run, and each one's time and
-//! output are known. The invariant: every suite of the workspace, and its documentation's examples, has a row.
+//! `targets` builds and lists the suites, `guests` runs them in virtual machines, `outcome` reads what one printed,
+//! `summary` adds up. The suites are started from here and not by `cargo test`, so that a hung one is killed, the others
+//! still run, and each one's time and output are known. The invariant: every suite of the workspace, and its
+//! documentation's examples, has a row.
 
+mod guests;
 pub(crate) mod outcome;
 mod summary;
 pub(crate) mod targets;
@@ -17,19 +19,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use self::outcome::{End, Outcome, Skip};
+use self::outcome::{End, Outcome};
 use self::summary::{ExpectedSkips, Row, summarise};
-use self::targets::{Built, Suite, guest_path};
+use self::targets::{Built, Suite};
 use crate::command::{cargo, output, say};
 use crate::layout::Layout;
 use crate::setup::{self, Group, KernelLine};
-use crate::vm::{self, Ending, Image, MARK};
 
 /// A suite that takes longer hangs.
 const SUITE_SECONDS: u64 = 600;
-
-/// The longest time for one guest: its suites one after the other, under emulation.
-const GUEST_TIME: Duration = Duration::from_mins(25);
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, Default, clap::Args)]
@@ -83,14 +81,17 @@ pub(crate) fn command(layout: &Layout, options: &Options) -> Result<ExitCode> {
     let built = targets::build(layout)?;
     let selected = select(&built, options.filter.as_deref());
     let mut rows = Vec::new();
+    let mut lines = Vec::new();
     for place in places {
         match place {
             Place::Here => here(layout, &built, &selected, options.filter.as_deref(), &mut rows)?,
-            Place::Guest(line) if lacking.is_empty() => {
-                guest(layout, line, &built, &selected, &mut rows)?;
-            }
-            Place::Guest(line) => rows.push(skipped_guest(line, &lacking)),
+            Place::Guest(line) => lines.push(line),
         }
+    }
+    if lacking.is_empty() {
+        rows.extend(guests::run(layout, &lines, &built, &selected)?);
+    } else {
+        rows.extend(lines.into_iter().map(|line| guests::skipped(line, &lacking)));
     }
     let summary = summarise(&rows, &expected, strict);
     println!("{}", summary.text);
@@ -238,137 +239,4 @@ fn tell(row: &Row, text: &str, log: &Path) {
         skips.len(),
         row.time.as_secs_f64()
     ));
-}
-
-fn skipped_guest(line: KernelLine, lacking: &[String]) -> Row {
-    Row {
-        place: line.to_string(),
-        suite: "guest".to_owned(),
-        outcome: Outcome {
-            skips: vec![Skip {
-                test: "all".to_owned(),
-                reason: format!("missing here: {}", lacking.join(", ")),
-            }],
-            ..Outcome::default()
-        },
-        time: Duration::ZERO,
-    }
-}
-
-/// Runs the suites of real sockets in one guest.
-fn guest(
-    layout: &Layout,
-    line: KernelLine,
-    built: &Built,
-    selected: &[Selected<'_>],
-    rows: &mut Vec<Row>,
-) -> Result<()> {
-    let selected: Vec<_> = selected.iter().filter(|selected| selected.suite.in_guests).collect();
-    if selected.is_empty() {
-        say(&format!("xtask: no suite to run on kernel {line}"));
-        return Ok(());
-    }
-    let mut image = Image::new(built.guest_programs());
-    for Selected { suite, filter } in &selected {
-        let words = [guest_path(suite).display().to_string()];
-        let words: Vec<_> = words.iter().map(String::as_str).chain(*filter).map(vm::quote).collect();
-        image.run_suite(&suite.name, &words.join(" "), SUITE_SECONDS);
-    }
-    let guest = vm::prepare(layout, line, &image)?;
-    say(&format!("xtask: booting kernel {} …", guest.release()));
-    let start = Instant::now();
-    let console = guest.console();
-    let (mut output, mut done, mut begun) = (String::new(), 0, start);
-    let ending = guest.boot(GUEST_TIME, &mut |text| match mark(text) {
-        Some(Mark::Begin(name)) => {
-            output.clear();
-            begun = Instant::now();
-            say(&format!("xtask: {line} {name} …"));
-        }
-        Some(Mark::End { name, code }) => {
-            let time = begun.elapsed();
-            // Shells give a signal as 128 and its number. SIGKILL at the deadline is the guest's `timeout`.
-            let end = match code {
-                137 if time.as_secs() >= SUITE_SECONDS => End::TimedOut(SUITE_SECONDS),
-                129.. => End::Signal,
-                code => End::Status(code),
-            };
-            let row = Row {
-                place: line.to_string(),
-                suite: name.to_owned(),
-                outcome: outcome::read(&output, end),
-                time,
-            };
-            tell(&row, &output, &console);
-            rows.push(row);
-            output.clear();
-            done += 1;
-        }
-        None => {
-            output.push_str(text);
-            output.push('\n');
-        }
-    })?;
-    say(&format!(
-        "xtask: kernel {line}: guest {} after {} s",
-        ending.said(),
-        start.elapsed().as_secs()
-    ));
-    if done < selected.len() || !matches!(ending, Ending::Exit(_)) {
-        println!(
-            "---- kernel {line}: the end of the console (all in {}) ----\n{output}",
-            console.display()
-        );
-        let unfinished = selected
-            .get(done)
-            .map_or("guest", |selected| selected.suite.name.as_str());
-        rows.push(Row {
-            place: line.to_string(),
-            suite: unfinished.to_owned(),
-            outcome: Outcome {
-                failures: vec![format!("(guest {})", ending.said())],
-                ..Outcome::default()
-            },
-            time: start.elapsed(),
-        });
-    }
-    Ok(())
-}
-
-/// What the guest's script says between suites.
-#[derive(Debug, PartialEq, Eq)]
-enum Mark<'a> {
-    Begin(&'a str),
-    End { name: &'a str, code: i32 },
-}
-
-fn mark(line: &str) -> Option<Mark<'_>> {
-    let words: Vec<_> = line.strip_prefix(MARK)?.split_whitespace().collect();
-    match words.as_slice() {
-        ["begin", name] => Some(Mark::Begin(name)),
-        ["end", name, code] => Some(Mark::End {
-            name,
-            code: code.parse().ok()?,
-        }),
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Mark, mark};
-
-    #[test]
-    fn marks_are_told_from_output() {
-        assert_eq!(mark("EVENKEEL-VM: begin sock_x"), Some(Mark::Begin("sock_x")));
-        assert_eq!(
-            mark("EVENKEEL-VM: end sock_x 101"),
-            Some(Mark::End {
-                name: "sock_x",
-                code: 101
-            })
-        );
-        assert_eq!(mark("test a ... ok"), None);
-        assert_eq!(mark("EVENKEEL-VM: exit 0"), None);
-    }
 }

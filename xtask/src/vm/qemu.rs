@@ -77,6 +77,11 @@ impl Guest {
         self.folder.join("console.log")
     }
 
+    /// The memory that it is given, in MiB.
+    pub(crate) fn memory_mib(&self) -> u64 {
+        self.memory_mib
+    }
+
     /// The kernel's release.
     pub(crate) fn release(&self) -> &str {
         &self.kernel.release
