@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// How many slots of a key's walk are looked at before an ejected backend is taken all the same.
-pub const WALK: u32 = 4;
+pub const WALK: u32 = 8;
 
 /// Read access to the lists, tables and backends.
 pub trait Tables {
@@ -42,10 +42,19 @@ pub const fn socket_hash(cookie: u64, set_id: u32) -> u64 {
 }
 
 /// The member of the slot that `hash` falls on; the walk goes on to the slots behind it, which Maglev fills in mixed
-/// order, while it meets backends that may not get new flows. Where all of the walk is ejected the first stands: a fault that ejects everybody is
-/// the node's own, and then any backend is better than none.
+/// order, while it meets backends that may not get new flows. Where all of the walk is ejected the first stands: a fault
+/// that ejects everybody is the node's own, and then any backend is better than none.
 #[inline(always)]
 pub fn pick<T: Tables>(tables: &T, word: SetWord, header: ListEntry, hash: u64) -> Option<Pick<T::Backend>> {
+    match walk(tables, word, header, hash) {
+        Some((pick, _)) => Some(pick),
+        None => None,
+    }
+}
+
+/// [`pick`], with whether the backend may get new flows.
+#[inline(always)]
+fn walk<T: Tables>(tables: &T, word: SetWord, header: ListEntry, hash: u64) -> Option<(Pick<T::Backend>, bool)> {
     let start = hash::scale((hash >> 32) as u32, header.b);
     let mut first = None;
     let mut step = 0;
@@ -58,10 +67,10 @@ pub fn pick<T: Tables>(tables: &T, word: SetWord, header: ListEntry, hash: u64) 
         };
         if let Some((pick, usable)) = look(tables, word, header, slot) {
             if usable {
-                return Some(pick);
+                return Some((pick, true));
             }
             if first.is_none() {
-                first = Some(pick);
+                first = Some((pick, false));
             }
         }
         step += 1;
@@ -91,11 +100,17 @@ fn look<T: Tables>(tables: &T, word: SetWord, header: ListEntry, slot: u32) -> O
 /// of independent keys (Mitzenmacher: "The power of two choices in randomized load balancing", 2001).
 #[inline(always)]
 pub fn pick_balanced<T: Tables>(tables: &T, word: SetWord, header: ListEntry, hash: u64) -> Option<Pick<T::Backend>> {
-    let one = pick(tables, word, header, hash)?;
-    let Some(two) = pick(tables, word, header, hash::mix(hash)) else {
+    let (one, one_usable) = walk(tables, word, header, hash)?;
+    let Some((two, two_usable)) = walk(tables, word, header, hash::mix(hash)) else {
         return Some(one);
     };
-    Some(if lighter(two.entry, one.entry) { two } else { one })
+    // An ejected backend has started few connections: its lightness must not win against a usable one.
+    let second = if one_usable == two_usable {
+        lighter(two.entry, one.entry)
+    } else {
+        two_usable
+    };
+    Some(if second { two } else { one })
 }
 
 /// True if `a` has started fewer connections than `b`, each relative to its weight.

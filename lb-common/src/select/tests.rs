@@ -150,6 +150,16 @@ fn healthy_keys_stay_when_a_backend_is_ejected() {
 }
 
 #[test]
+fn an_ejected_backend_does_not_win_by_its_lightness() {
+    // It gets no connections, so it is the lightest of all: where one walk ends at it, the other choice must stand.
+    let mut memory = Memory::new(&[1, 1, 5]);
+    memory.ejected = vec![3];
+    let to_ejected = (0..20_000).filter(|cookie| memory.connect(*cookie) == 3).count();
+    // Both walks end at it for one key in some thirty: (5/7)^8 squared is 0.005.
+    assert!(to_ejected < 200, "{to_ejected}");
+}
+
+#[test]
 fn with_everybody_ejected_somebody_still_serves() {
     let mut memory = Memory::new(&[1; 3]);
     memory.ejected = vec![1, 2, 3];
