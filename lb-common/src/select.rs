@@ -46,10 +46,7 @@ pub const fn socket_hash(cookie: u64, set_id: u32) -> u64 {
 /// that ejects everybody is the node's own, and then any backend is better than none.
 #[inline(always)]
 pub fn pick<T: Tables>(tables: &T, word: SetWord, header: ListEntry, hash: u64) -> Option<Pick<T::Backend>> {
-    match walk(tables, word, header, hash) {
-        Some((pick, _)) => Some(pick),
-        None => None,
-    }
+    walk(tables, word, header, hash).map(|(pick, _)| pick)
 }
 
 /// [`pick`], with whether the backend may get new flows.
