@@ -377,7 +377,8 @@ async fn a_deletion_during_an_outage_is_seen_by_the_list_after_it() {
 #[tokio::test]
 async fn a_cut_watch_resumes_where_it_was() {
     let mut lab = Lab::settled().await;
-    for round in 0..3 {
+    // Two cuts: the third watch in a row that brings nothing makes its kind list anew, and Nodes bring nothing here.
+    for round in 0..2 {
         lab.server.disconnect();
         lab.change(round);
         lab.until_true("the change after the cut").await;
