@@ -139,16 +139,8 @@ fn desired_config(config: &Config) -> desired::Config {
     }
 }
 
-/// Opens the pins, loads, attaches.
-fn set_up(config: &Config) -> Result<(Reconciler, Programs, aya::maps::RingBuf<aya::maps::MapData>, Pins)> {
-    if !load::is_bpffs(&config.bpffs) {
-        bail!(
-            "{} is not a BPF file system; mount one (mount -t bpf bpf {}) or name another with --bpffs",
-            config.bpffs.display(),
-            config.bpffs.display()
-        );
-    }
-    let pins = Pins::new(&config.bpffs, &config.pin_name);
+/// Loads into the pins, whose lock the caller holds, and attaches.
+fn set_up(config: &Config, pins: &Pins) -> Result<(Reconciler, Programs, aya::maps::RingBuf<aya::maps::MapData>)> {
     let mode = match config.mode {
         Mode::Balance => load::Mode::Balance,
         Mode::Observe => load::Mode::Observe,
@@ -167,7 +159,7 @@ fn set_up(config: &Config) -> Result<(Reconciler, Programs, aya::maps::RingBuf<a
         },
         follow_connections: true,
     };
-    let mut object = load::load(&options, Some(&pins))?;
+    let mut object = load::load(&options, Some(pins))?;
     let (mut kernel, events) = Kernel::take(&mut object, !config.interfaces.is_empty())?;
     let mut opted_out = Vec::new();
     for path in &config.opt_out_cgroups {
@@ -194,7 +186,7 @@ fn set_up(config: &Config) -> Result<(Reconciler, Programs, aya::maps::RingBuf<a
     if programs.predecessors.is_empty() {
         programs.attach(mode, &config.interfaces)?;
     }
-    Ok((reconciler, programs, events, pins))
+    Ok((reconciler, programs, events))
 }
 
 fn start_source(config: &Config, cancel: &CancellationToken) -> Running {
@@ -243,7 +235,7 @@ async fn serve(config: Config) -> Result<()> {
         Some(address) => Some(http::listen(address).await?),
         None => None,
     };
-    let (mut reconciler, mut programs, events, pins) = set_up(&config)?;
+    let (mut reconciler, mut programs, events) = set_up(&config, &pins)?;
     let logger = match config.log_level {
         LogLevel::Trace => aya_log::EbpfLogger::init(&mut programs.object).ok(),
         _ => None,

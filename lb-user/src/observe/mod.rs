@@ -247,11 +247,6 @@ impl Observation {
             .read(now_ns, members);
     }
 
-    /// True if the Service has a window already: an idle one is not given any.
-    pub fn has_window(&self, service_id: u32) -> bool {
-        self.windows.contains_key(&service_id)
-    }
-
     /// The windows of a Service, by set id.
     pub fn windows(&self, service_id: u32) -> impl Iterator<Item = (u32, &Window)> {
         self.windows
