@@ -21,10 +21,10 @@ use crate::{
     observe::Observation,
     reconcile::Reconciler,
     view::{
-        Answers, BackendCountsView, BackendState, BackendView, CountsView, ExplainQuery, ExplainView, FrontendView,
-        HealthView, KindView, MapDumpView, MapInfoView, MapUsageView, ProblemView, ProgramView, QueryError, ReuseView,
-        ServiceFilter, ServiceReuseView, ServiceView, SourceView, StatusView, SyncView, TableSlotsView, TableView,
-        Timestamp,
+        Answers, BackendCountsView, BackendState, BackendView, CountsView, DiagnosisView, EventReader, ExplainQuery,
+        ExplainView, FrontendView, GraphView, HealthView, KindView, MapDumpView, MapInfoView, MapUsageView,
+        NodeFactsView, ProblemView, ProgramView, QueryError, ReportView, ReuseView, ServiceFilter, ServiceReuseView,
+        ServiceView, SourceView, StatusView, SyncView, TableSlotsView, TableView, Timestamp,
     },
 };
 
@@ -506,6 +506,22 @@ impl Answers for Shared {
                 pin: programs.attachments.map_pin(name).map(|pin| pin.display().to_string()),
             })
             .collect())
+    }
+
+    fn diagnose(&self, _filter: &ServiceFilter) -> Result<(NodeFactsView, Vec<DiagnosisView>), QueryError> {
+        Err(QueryError::NotReady("diagnosis".to_owned()))
+    }
+
+    fn report(&self, _filter: &ServiceFilter) -> Result<ReportView, QueryError> {
+        Err(QueryError::NotReady("report".to_owned()))
+    }
+
+    fn graph(&self, _filter: &ServiceFilter) -> Result<GraphView, QueryError> {
+        Err(QueryError::NotReady("graph".to_owned()))
+    }
+
+    fn follow(&self, _filter: &ServiceFilter) -> Result<EventReader, QueryError> {
+        Err(QueryError::NotReady("events".to_owned()))
     }
 
     fn map_dump(&self, name: &str) -> Result<MapDumpView, QueryError> {

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 
 use clap::ValueEnum;
 
-use super::{Failure, backend, explain, map, reuse, service, status, table};
+use super::{Failure, backend, diagnose, explain, graph, map, observe, report, reuse, service, status, table};
 use crate::view::{Answer, Document};
 
 /// The forms of output.
@@ -98,6 +98,10 @@ impl Output {
             Answer::Explain(view) => explain::text(view, self),
             Answer::MapList { items } => map::list(items, wide).render(self.headers, self.color),
             Answer::MapDump(view) => map::dump(view, self),
+            Answer::DiagnosisList { node, items } => diagnose::text(node, items, self),
+            Answer::Report(view) => report::text(view, self),
+            Answer::Graph(view) => graph::text(view, self),
+            Answer::Event(view) => observe::line(view, self),
             Answer::Error(error) => format!("{error}\n"),
         }
     }

@@ -1,7 +1,7 @@
 //! The control socket: one question a line, one answer a line, over a UNIX socket that only root can open.
 //!
 //! Whoever connects sends one [`Query`](crate::view::Query) as a line of JSON and gets one
-//! [`Document`](crate::view::Document) back. Requests and answers are bounded in size and time; a bad request gets an answer
+//! [`Document`](crate::view::Document) back; a follower gets one a line until it goes away. Requests and answers are bounded in size and time; a bad request gets an answer
 //! that says so, and never harms the agent. The meaning of the questions is [`view`](crate::view).
 
 mod client;
@@ -9,7 +9,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 
-pub use client::{AskError, ask};
+pub use client::{AskError, ask, follow};
 pub use server::{ControlSocket, ListenError, serve};
 
 /// Where the agent listens unless told otherwise.

@@ -22,7 +22,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, warn};
 
 use super::{MAX_ANSWER, MAX_REQUEST};
-use crate::view::{Answer, Answers, Document, Query, QueryError};
+use crate::view::{Answer, Answers, Document, Query, QueryError, ServiceFilter};
 
 /// How long a client may take to send its line.
 const READ_DEADLINE: Duration = Duration::from_secs(5);
@@ -144,9 +144,9 @@ pub async fn serve(socket: ControlSocket, answers: Arc<dyn Answers>, stop: Cance
         };
         match accepted {
             Ok((stream, _)) => {
-                let answers = Arc::clone(&answers);
+                let (answers, stop) = (Arc::clone(&answers), stop.clone());
                 clients.spawn(async move {
-                    if let Err(error) = serve_one(stream, answers).await {
+                    if let Err(error) = serve_one(stream, answers, stop).await {
                         debug!(%error, "a control client went away");
                     }
                     drop(place);
@@ -163,11 +163,12 @@ pub async fn serve(socket: ControlSocket, answers: Arc<dyn Answers>, stop: Cance
     clients.wait().await;
 }
 
-async fn serve_one(mut stream: UnixStream, answers: Arc<dyn Answers>) -> io::Result<()> {
-    let (reader, mut writer) = stream.split();
+async fn serve_one(mut stream: UnixStream, answers: Arc<dyn Answers>, stop: CancellationToken) -> io::Result<()> {
     let mut line = Vec::new();
-    let mut bounded = BufReader::new(reader.take(MAX_REQUEST + 1));
-    let read = timeout(READ_DEADLINE, bounded.read_until(b'\n', &mut line)).await;
+    let read = {
+        let mut bounded = BufReader::new((&mut stream).take(MAX_REQUEST + 1));
+        timeout(READ_DEADLINE, bounded.read_until(b'\n', &mut line)).await
+    };
     let answer = match read {
         Err(_elapsed) => refused(format!("no request line within {} s", READ_DEADLINE.as_secs())),
         Ok(Err(error)) => return Err(error),
@@ -176,22 +177,49 @@ async fn serve_one(mut stream: UnixStream, answers: Arc<dyn Answers>) -> io::Res
             refused(format!("the request is longer than {MAX_REQUEST} bytes"))
         }
         Ok(Ok(_)) => match serde_json::from_slice::<Query>(&line) {
+            Ok(Query::Follow { filter }) => return stream_events(stream, &filter, &*answers, stop).await,
             Ok(query) => answer(query, answers).await,
             Err(error) => refused(format!("the request is not a known query: {error}")),
         },
     };
+    send(&mut stream, answer).await?;
+    stream.shutdown().await
+}
+
+/// Sends events until the reader goes away or the agent ends.
+async fn stream_events(
+    mut stream: UnixStream,
+    filter: &ServiceFilter,
+    answers: &dyn Answers,
+    stop: CancellationToken,
+) -> io::Result<()> {
+    let mut events = match answers.follow(filter) {
+        Ok(events) => events,
+        Err(error) => return send(&mut stream, Answer::Error(error)).await,
+    };
+    // Whoever follows sends nothing more: a read that ends says that it went away.
+    let mut nothing = [0; 1];
+    loop {
+        let event = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            _ = stream.read(&mut nothing) => return Ok(()),
+            event = events.recv() => event,
+        };
+        let Some(event) = event else { return Ok(()) };
+        send(&mut stream, Answer::Event(Box::new(event))).await?;
+    }
+}
+
+async fn send(stream: &mut UnixStream, answer: Answer) -> io::Result<()> {
     let mut bytes = encode(answer);
     if bytes.len() as u64 >= MAX_ANSWER {
         bytes = encode(Answer::Error(QueryError::Failed(format!(
             "the answer is longer than {MAX_ANSWER} bytes; ask with a filter"
         ))));
     }
-    timeout(WRITE_DEADLINE, async {
-        writer.write_all(&bytes).await?;
-        writer.shutdown().await
-    })
-    .await
-    .map_err(|_elapsed| io::Error::from(io::ErrorKind::TimedOut))?
+    timeout(WRITE_DEADLINE, stream.write_all(&bytes))
+        .await
+        .map_err(|_elapsed| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
 async fn answer(query: Query, answers: Arc<dyn Answers>) -> Answer {

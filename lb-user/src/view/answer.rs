@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BackendView, ExplainView, MapDumpView, MapInfoView, QueryError, ReuseView, ServiceView, StatusView, TableView,
+    BackendView, DiagnosisView, EventView, ExplainView, GraphView, MapDumpView, MapInfoView, NodeFactsView, QueryError,
+    ReportView, ReuseView, ServiceView, StatusView, TableView,
 };
 
 /// The version of every shape in this module; it rises when a field changes its meaning or goes, not when one is added.
@@ -43,6 +44,19 @@ pub enum Answer {
     },
     /// To [`super::Query::MapDump`].
     MapDump(MapDumpView),
+    /// To [`super::Query::Diagnose`].
+    DiagnosisList {
+        /// The node and its settings.
+        node: Box<NodeFactsView>,
+        /// The diagnoses, the worst verdict first.
+        items: Vec<DiagnosisView>,
+    },
+    /// To [`super::Query::Report`].
+    Report(Box<ReportView>),
+    /// To [`super::Query::Graph`].
+    Graph(GraphView),
+    /// One of many, to [`super::Query::Follow`].
+    Event(Box<EventView>),
     /// To any question that has no answer.
     Error(QueryError),
 }

@@ -9,10 +9,13 @@ use lb_user::{
     },
     model::ObjectName,
     view::{
-        Answers, BackendCountsView, BackendState, BackendView, CandidateView, CountsView, ExplainQuery, ExplainView,
-        FrontendView, HealthView, KindView, MapDumpView, MapInfoView, MapRowView, MapUsageView, Mode, ProblemView,
-        ProgramView, QueryError, ReuseView, ServiceFilter, ServiceReuseView, ServiceView, SourceView, StatusView,
-        SyncView, TableSlotsView, TableView, Timestamp, Verdict,
+        Answers, AttributionView, BackendCountsView, BackendState, BackendView, CallView, CandidateView, ClientsView,
+        CountsView, DiagnosisView, EndpointView, EventReader, EventView, ExplainQuery, ExplainView, FrontendView,
+        GraphView, HealthView, HistoryBackendView, HistoryPointView, IntervalView, KindView, LatencyView, MapDumpView,
+        MapInfoView, MapRowView, MapUsageView, Mode, NodeFactsView, PortUseView, ProblemView, ProgramView, QueryError,
+        ReportView, ReuseView, ServiceFilter, ServiceReportView, ServiceReuseView, ServiceView, SettingView,
+        SourceView, StarvedView, StatusView, SyncView, TableSlotsView, TableView, Timestamp, Verdict, VerdictKind,
+        WorkloadView,
     },
 };
 
@@ -291,6 +294,83 @@ impl Answers for Fixture {
         })
     }
 
+    fn diagnose(&self, filter: &ServiceFilter) -> Result<(NodeFactsView, Vec<DiagnosisView>), QueryError> {
+        let mut items = vec![starved(), idle()];
+        items.retain(|item| filter.admits(&ObjectName::new(&item.namespace, &item.service)));
+        Ok((node_facts(), items))
+    }
+
+    fn report(&self, filter: &ServiceFilter) -> Result<ReportView, QueryError> {
+        let (node, mut items) = self.diagnose(filter)?;
+        items.retain(|item| item.verdict != VerdictKind::NoTraffic);
+        let counts = founding_counts();
+        Ok(ReportView {
+            node,
+            step_seconds: 1.0,
+            services: items
+                .into_iter()
+                .map(|diagnosis| ServiceReportView {
+                    diagnosis,
+                    backends: BACKENDS
+                        .map(|(addr, id, _)| HistoryBackendView {
+                            addr: ip(addr),
+                            port: 8080,
+                            born: (id == 3).then(|| ago(30)),
+                            gone: None,
+                        })
+                        .into(),
+                    points: (0..60)
+                        .map(|second: i64| HistoryPointView {
+                            time: ago(59 - second),
+                            started: vec![8 + (second as u64 * 7) % 3, 8 + (second as u64 * 5) % 3, 0],
+                            open: vec![2, 3, 0],
+                            dispersion: (second >= 5).then(|| if second < 30 { 0.4 } else { second as f64 * 2.0 }),
+                        })
+                        .collect(),
+                    intervals: IntervalView::all(&counts),
+                })
+                .collect(),
+        })
+    }
+
+    fn graph(&self, filter: &ServiceFilter) -> Result<GraphView, QueryError> {
+        let call = |namespace: &str, kind: &str, name: &str, service: (&str, &str), connections, failures| CallView {
+            client: WorkloadView {
+                namespace: namespace.into(),
+                kind: kind.into(),
+                name: name.into(),
+            },
+            namespace: service.0.into(),
+            service: service.1.into(),
+            connections,
+            failures,
+            last_seen: ago(2),
+        };
+        let mut calls = vec![
+            call("", "Address", "192.0.2.77", ("shop", "web"), 3, 0),
+            call("", "Node", "node-a", ("default", "dns"), 41, 0),
+            call("shop", "Deployment", "nginx", ("default", "dns"), 12, 0),
+            call("shop", "Deployment", "nginx", ("shop", "web"), 1_000, 3),
+        ];
+        calls.retain(|call| filter.admits(&ObjectName::new(&call.namespace, &call.service)));
+        Ok(GraphView {
+            since: ago(3_725),
+            calls,
+            forgotten: 0,
+        })
+    }
+
+    fn follow(&self, filter: &ServiceFilter) -> Result<EventReader, QueryError> {
+        let (sender, reader) = tokio::sync::mpsc::channel(16);
+        if filter.admits(&ObjectName::new("shop", "web")) {
+            for event in events() {
+                // The channel is larger than the list.
+                let _fits = sender.try_send(event);
+            }
+        }
+        Ok(reader)
+    }
+
     fn maps(&self) -> Result<Vec<MapInfoView>, QueryError> {
         Ok(vec![MapInfoView {
             name: "FRONTENDS".into(),
@@ -318,4 +398,203 @@ impl Answers for Fixture {
             }],
         })
     }
+}
+
+fn founding_counts() -> ReuseCounts {
+    ReuseCounts {
+        connections: 1_000,
+        same_backend: 640,
+        moved: 0,
+        stale_backend: 0,
+        unknown_backend: 0,
+        overlap: 2,
+        intervals: [0, 0, 0, 0, 0, 0, 0, 10, 630, 0],
+        interval_seconds: 57_000.0,
+    }
+}
+
+fn node_facts() -> NodeFactsView {
+    let setting = |name: &str, value: &str, advice: Option<&str>| SettingView {
+        name: name.into(),
+        value: Some(value.into()),
+        advice: advice.map(str::to_owned),
+    };
+    NodeFactsView {
+        node: Some("node-a".into()),
+        kernel: "6.12.9".into(),
+        mode: Mode::Observe,
+        time: ago(0),
+        since: ago(3_725),
+        proxy: Some("kube-proxy (ipvs)".into()),
+        proxy_trace: Some("the interface kube-ipvs0".into()),
+        settings: vec![
+            setting(
+                "net.ipv4.vs.conn_reuse_mode",
+                "0",
+                Some("set it to 1: a new connection is then a new choice"),
+            ),
+            setting("net.ipv4.ip_local_port_range", "32768 60999", None),
+        ],
+        events_lost: 0,
+    }
+}
+
+fn endpoint_view(addr: &str, id: u32, count: u64) -> EndpointView {
+    EndpointView {
+        addr: ip(addr),
+        port: 8080,
+        id,
+        state: Some(BackendState::Active),
+        weight: 1,
+        status: if count == 0 { "starved" } else { "fair" }.into(),
+        excluded: None,
+        born: (count == 0).then(|| ago(30)),
+        window_connects: count,
+        window_expected: 333.3,
+        connects: count * 4,
+        open: count / 100,
+        proxy_weight: Some(1),
+        programmed: Some(true),
+    }
+}
+
+fn starved() -> DiagnosisView {
+    let evenness = imbalance::by_weight(BACKENDS.map(|(_, _, count)| (1, count)));
+    DiagnosisView {
+        namespace: "shop".into(),
+        service: "web".into(),
+        set: "http/TCP/IPv4/cluster".into(),
+        verdict: VerdictKind::Starved,
+        sentences: vec![
+            "[fd00::7]:8080 is starved: 0 of 333 expected new connections in 28 s (chance: 1e-145).".into(),
+            "Cause port_reuse: 640 of 640 comparable reuses met the same endpoint; chance gives 33.3 %.".into(),
+        ],
+        advice: vec!["Set net.ipv4.vs.conn_reuse_mode to 1.".into()],
+        starved: vec![StarvedView {
+            addr: ip("fd00::7"),
+            port: 8080,
+            cause: "port_reuse".into(),
+            because: vec!["640 of 640 comparable reuses met the same endpoint; chance gives 33.3 %".into()],
+            view: "new".into(),
+            expected: 333.3,
+            seen: 0,
+            probability: 1.6e-145,
+            window_seconds: 28.0,
+            since: ago(26),
+            seconds_to_verdict: Some(4.1),
+        }],
+        endpoints: BACKENDS.map(|(addr, id, count)| endpoint_view(addr, id, count)).into(),
+        new_connections: Some(evenness.into()),
+        new_since_start: Some(evenness.into()),
+        open_connections: None,
+        attribution: AttributionView {
+            connects: 1_012,
+            attributed: 1_000,
+            unknown: 12,
+            direct: 0,
+            earlier: 2,
+        },
+        reuse: Some(ServiceReuseView::new(
+            "shop",
+            "web",
+            &founding_counts(),
+            chance_of_same([1, 1, 1]),
+        )),
+        clients: Some(ClientsView {
+            clients: 1,
+            compared: 999,
+            same_share: Some(0.497),
+            expected_same_share: Some(0.5),
+        }),
+        failed: BTreeMap::from([("refused".to_owned(), 2), ("timed_out".to_owned(), 1)]),
+        latency: Some(LatencyView {
+            n: 1_000,
+            p50_seconds: Some(0.000_5),
+            p99_seconds: Some(0.005),
+        }),
+        ports: Some(PortUseView {
+            client: ip("10.244.1.9"),
+            destination: "10.96.7.7:80".into(),
+            used: 196,
+            range: 200,
+            ratio: 0.98,
+        }),
+    }
+}
+
+fn idle() -> DiagnosisView {
+    DiagnosisView {
+        namespace: "default".into(),
+        service: "dns".into(),
+        set: "dns/UDP/IPv4/cluster".into(),
+        verdict: VerdictKind::NoTraffic,
+        sentences: vec!["No connection was seen since the agent started.".into()],
+        advice: vec![],
+        starved: vec![],
+        endpoints: vec![],
+        new_connections: None,
+        new_since_start: None,
+        open_connections: None,
+        attribution: AttributionView::default(),
+        reuse: None,
+        clients: None,
+        failed: BTreeMap::new(),
+        latency: None,
+        ports: None,
+    }
+}
+
+fn events() -> Vec<EventView> {
+    let at = |port| std::net::SocketAddr::new(ip("10.244.1.9"), port);
+    vec![
+        EventView::Connection {
+            time: ago(3),
+            namespace: "shop".into(),
+            service: "web".into(),
+            client: at(40_001),
+            workload: Some("shop/nginx".into()),
+            frontend: "10.96.7.7:80".parse().expect("an address and port"),
+            protocol: "TCP".into(),
+            backend: Some("10.244.1.5:8080".parse().expect("an address and port")),
+            outcome: "established".into(),
+            errno: None,
+            connect_seconds: Some(0.000_072),
+            duration_seconds: 0.013,
+        },
+        EventView::Reuse {
+            time: ago(2),
+            namespace: "shop".into(),
+            service: "web".into(),
+            client: at(40_001),
+            interval_seconds: 61.5,
+            outcome: "same_backend".into(),
+        },
+        EventView::Connection {
+            time: ago(1),
+            namespace: "shop".into(),
+            service: "web".into(),
+            client: at(40_002),
+            workload: None,
+            frontend: "10.96.7.7:80".parse().expect("an address and port"),
+            protocol: "TCP".into(),
+            backend: None,
+            outcome: "refused".into(),
+            errno: Some(111),
+            connect_seconds: None,
+            duration_seconds: 0.000_4,
+        },
+        EventView::Alarm {
+            time: ago(0),
+            namespace: "shop".into(),
+            service: "web".into(),
+            addr: ip("fd00::7"),
+            port: 8080,
+            raised: true,
+            cause: "port_reuse".into(),
+            expected: 333.3,
+            seen: 0,
+            probability: 1.6e-145,
+            window_seconds: 28.0,
+        },
+    ]
 }

@@ -5,11 +5,15 @@
 //! `cli`; where the values come from is the agent's business, behind [`Answers`].
 
 mod answer;
+mod diagnosis;
+mod event;
 mod explain;
 #[cfg(test)]
 pub mod fixture;
+mod graph;
 mod map;
 mod query;
+mod report;
 mod reuse;
 mod service;
 mod status;
@@ -17,9 +21,16 @@ mod table;
 mod time;
 
 pub use answer::{Answer, Document, SCHEMA_VERSION};
+pub use diagnosis::{
+    AttributionView, ClientsView, DiagnosisView, EndpointView, LatencyView, NodeFactsView, PortUseView, SettingView,
+    StarvedView, VerdictKind,
+};
+pub use event::EventView;
 pub use explain::{CandidateView, ExplainView, Verdict};
+pub use graph::{CallView, GraphView, WorkloadView};
 pub use map::{MapDumpView, MapInfoView, MapRowView};
-pub use query::{Answers, ExplainQuery, Query, QueryError, ServiceFilter, parse_service_name};
+pub use query::{Answers, EventReader, ExplainQuery, Query, QueryError, ServiceFilter, parse_service_name};
+pub use report::{HistoryBackendView, HistoryPointView, ReportView, ServiceReportView};
 pub use reuse::{IntervalView, ReuseView, ServiceReuseView};
 pub use service::{BackendCountsView, BackendState, BackendView, FrontendView, ImbalanceView, ServiceView};
 pub use status::{

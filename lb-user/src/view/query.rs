@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Answer, BackendView, ExplainView, MapDumpView, MapInfoView, ReuseView, ServiceView, StatusView, TableView,
+    Answer, BackendView, DiagnosisView, ExplainView, GraphView, MapDumpView, MapInfoView, NodeFactsView, ReportView,
+    ReuseView, ServiceView, StatusView, TableView,
 };
 use crate::model::{ObjectName, Protocol};
 
@@ -104,6 +105,30 @@ pub enum Query {
         /// The map's name.
         name: String,
     },
+    /// Why load is uneven, for the Services that pass a filter.
+    Diagnose {
+        /// Which ones.
+        #[serde(default)]
+        filter: ServiceFilter,
+    },
+    /// The Services that pass a filter over time.
+    Report {
+        /// Which ones.
+        #[serde(default)]
+        filter: ServiceFilter,
+    },
+    /// Who calls the Services that pass a filter.
+    Graph {
+        /// Which ones.
+        #[serde(default)]
+        filter: ServiceFilter,
+    },
+    /// What happens to the Services that pass a filter, as it happens: many answers, until the reader goes away.
+    Follow {
+        /// Which ones.
+        #[serde(default)]
+        filter: ServiceFilter,
+    },
 }
 
 /// Why a question has no answer.
@@ -146,7 +171,20 @@ pub trait Answers: Send + Sync {
     fn maps(&self) -> Result<Vec<MapInfoView>, QueryError>;
     /// The contents of one map, by its name without regard to case.
     fn map_dump(&self, name: &str) -> Result<MapDumpView, QueryError>;
+    /// Why load is uneven, the worst verdict first.
+    fn diagnose(&self, filter: &ServiceFilter) -> Result<(NodeFactsView, Vec<DiagnosisView>), QueryError>;
+    /// The Services over time.
+    fn report(&self, filter: &ServiceFilter) -> Result<ReportView, QueryError>;
+    /// Who calls whom.
+    fn graph(&self, filter: &ServiceFilter) -> Result<GraphView, QueryError>;
+    /// A reader for what happens from now on.
+    fn follow(&self, filter: &ServiceFilter) -> Result<EventReader, QueryError>;
 }
+
+/// Events of the Services that pass a filter, from the moment it was asked for.
+///
+/// It holds a bounded number of events for its reader; those beyond are left out, and counted in an [`EventView::Lost`](super::EventView::Lost).
+pub type EventReader = tokio::sync::mpsc::Receiver<super::EventView>;
 
 impl Query {
     /// Asks the question.
@@ -179,6 +217,20 @@ impl Query {
             })?),
             Self::Maps {} => Answer::MapList { items: answers.maps()? },
             Self::MapDump { name } => Answer::MapDump(answers.map_dump(name)?),
+            Self::Diagnose { filter } => {
+                let (node, items) = answers.diagnose(filter)?;
+                Answer::DiagnosisList {
+                    node: Box::new(node),
+                    items,
+                }
+            }
+            Self::Report { filter } => Answer::Report(Box::new(answers.report(filter)?)),
+            Self::Graph { filter } => Answer::Graph(answers.graph(filter)?),
+            Self::Follow { .. } => {
+                return Err(QueryError::Invalid(
+                    "a stream of events is not one answer; ask for it by `evenkeel observe`".to_owned(),
+                ));
+            }
         })
     }
 }
