@@ -2,7 +2,7 @@
 
 /// Version of every layout that lies in a pinned map, except per-socket state. It is part of the pin path
 /// (`<bpffs>/<name>/<ABI_VERSION>/`), so that an agent never opens a map of another layout.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// Version of the per-socket layouts ([`crate::socket`]). They are append-only and carried across [`ABI_VERSION`]s,
 /// so that live sockets keep their addresses through an upgrade.

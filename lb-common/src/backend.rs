@@ -36,11 +36,42 @@ pub mod state {
     pub const EJECTED: u8 = 3;
 }
 
-/// Counters of one backend, indexed by backend id, added to by all CPUs. They only grow while the id is in use.
+/// Key of the index of backends: (address, port, protocol) of an endpoint, in one Service.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointKey {
+    /// Address of the endpoint.
+    pub addr: Addr,
+    /// Port of the endpoint, network order.
+    pub port: Port,
+    /// [`crate::abi::TCP`] or [`crate::abi::UDP`].
+    pub proto: u8,
+    /// Always 0.
+    pub pad: u8,
+    /// The Service whose backend is meant; 0 for whichever has one there.
+    pub service_id: u32,
+}
+shared_layout!(EndpointKey, size 24, align 4);
+
+impl EndpointKey {
+    /// The key of an endpoint in one Service, or (0) in any.
+    #[inline(always)]
+    pub const fn new(addr: Addr, port: Port, proto: u8, service_id: u32) -> Self {
+        Self {
+            addr,
+            port,
+            proto,
+            pad: 0,
+            service_id,
+        }
+    }
+}
+
+/// What became of the connections of one kind.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BackendCounters {
-    /// Times the backend was chosen for a new connection or flow.
+pub struct Tally {
+    /// Connections begun.
     pub connects: u64,
     /// Connections established.
     pub established: u64,
@@ -49,7 +80,24 @@ pub struct BackendCounters {
     /// Established connections that have ended; open ones are `established - closed`.
     pub closed: u64,
 }
-shared_layout!(BackendCounters, size 32, align 8);
+shared_layout!(Tally, size 32, align 8);
+
+/// Counters of one backend, indexed by backend id, added to by all CPUs. They only grow while the id is in use.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackendCounters {
+    /// Times the backend was chosen for a new connection or flow (balance), or was seen to have been chosen (observe).
+    pub connects: u64,
+    /// Connections established.
+    pub established: u64,
+    /// Connections that failed to establish.
+    pub failed: u64,
+    /// Established connections that have ended; open ones are `established - closed`.
+    pub closed: u64,
+    /// Of clients that dialled the backend's own address: a userspace proxy, a headless Service's clients, probes.
+    pub direct: Tally,
+}
+shared_layout!(BackendCounters, size 64, align 8);
 
 /// Counters of one Service, indexed by service id, added to by all CPUs.
 #[repr(C)]
@@ -65,5 +113,9 @@ pub struct ServiceCounters {
     pub closed: u64,
     /// Connections that failed, by [`crate::event::outcome`] (index = outcome).
     pub failed: [u64; 8],
+    /// Of `connects`, those whose backend is known: all in balance mode, those seen after translation in observe mode.
+    pub attributed: u64,
+    /// Connections that dialled a backend's own address (observe mode alone); not among `connects`.
+    pub direct: u64,
 }
-shared_layout!(ServiceCounters, size 96, align 8);
+shared_layout!(ServiceCounters, size 112, align 8);

@@ -10,7 +10,7 @@ pub const LISTS: &str = "LISTS";
 pub const TABLES: &str = "TABLES";
 /// Backend id → [`crate::backend::Backend`].
 pub const BACKENDS: &str = "BACKENDS";
-/// (address, port, protocol) of every backend → a backend id, for the packet observer.
+/// [`crate::backend::EndpointKey`] of every backend → its id, for the observer.
 pub const BACKEND_INDEX: &str = "BACKEND_INDEX";
 /// Backend id → [`crate::backend::BackendCounters`].
 pub const BACKEND_STATS: &str = "BACKEND_STATS";
@@ -28,6 +28,10 @@ pub const UDP_REVERSE: &str = "UDP_REVERSE";
 pub const UDP_SOCKETS: &str = "UDP_SOCKETS";
 /// Cgroup id → 1: clients that are not translated.
 pub const OPTED_OUT: &str = "OPTED_OUT";
+/// (address, port, protocol) of a client whose socket is followed → the socket's cookie, for packets that have lost their socket.
+pub const DIALS: &str = "DIALS";
+/// (address, port, protocol) of a client without a followed socket → [`crate::socket::Passage`].
+pub const PASSAGES: &str = "PASSAGES";
 /// Per-CPU counters, see [`crate::counter`].
 pub const COUNTERS: &str = "COUNTERS";
 /// The ring buffer of [`crate::event`] records.
@@ -53,6 +57,9 @@ pub const STATE_MAPS: [&str; 13] = [
 /// Maps whose layout follows [`crate::abi::SOCKET_VERSION`].
 pub const SOCKET_MAPS: [&str; 3] = [SOCKETS, UDP_REVERSE, UDP_SOCKETS];
 
+/// Maps that are not pinned: each agent begins them anew, in the size that its options want.
+pub const PASSING_MAPS: [&str; 2] = [DIALS, PASSAGES];
+
 /// Default number of frontends.
 pub const MAX_FRONTENDS: u32 = 65_536;
 /// Default number of sets.
@@ -71,6 +78,8 @@ pub const MAX_AFFINITY: u32 = 65_536;
 pub const MAX_MEMBERS: u32 = 65_536;
 /// Default number of sockets with state, of each kind.
 pub const MAX_SOCKETS: u32 = 131_072;
+/// Default number of clients without a followed socket that are remembered.
+pub const MAX_PASSAGES: u32 = 65_536;
 /// Number of opted-out cgroups.
 pub const MAX_OPTED_OUT: u32 = 4_096;
 /// Default size of the ring buffer in bytes.
@@ -89,4 +98,6 @@ pub mod feature {
     pub const OPT_OUT: u32 = 1 << 1;
     /// Observe mode: sock_ops finds frontends by itself, since no connect hook ran.
     pub const OBSERVE: u32 = 1 << 2;
+    /// Interfaces are observed: packets after translation tell the backend of a followed socket.
+    pub const PACKETS: u32 = 1 << 3;
 }

@@ -31,10 +31,33 @@ pub struct SocketState {
     pub proto: u8,
     /// One of [`phase`].
     pub phase: u8,
-    /// Always 0.
-    pub pad: u16,
+    /// Bits of [`mark`].
+    pub marks: u16,
 }
 shared_layout!(SocketState, size 64, align 8);
+
+/// Bits of [`SocketState::marks`].
+pub mod mark {
+    /// The application dialled the backend's own address: `vip` is the backend's.
+    pub const DIRECT: u16 = 1 << 0;
+}
+
+/// What is known of a client that no local socket stands for, by its own address and port (observed interfaces).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passage {
+    /// When its last SYN was seen, nanoseconds of the monotonic clock.
+    pub syn_ns: u64,
+    /// The Service.
+    pub service_id: u32,
+    /// The backend; 0 until it is seen.
+    pub backend_id: u32,
+    /// 1 once an end of the connection was seen.
+    pub ending: u32,
+    /// Always 0.
+    pub pad: u32,
+}
+shared_layout!(Passage, size 24, align 8);
 
 /// Values of [`SocketState::phase`].
 pub mod phase {

@@ -86,7 +86,7 @@ pub fn connect(ctx: &SockAddrContext, family: Family, hook: u32) -> i32 {
                 _ if proto == UDP => phase::OPEN,
                 _ => phase::DIALLED,
             },
-            pad: 0,
+            marks: 0,
         };
         if !keep(ctx, hook, cookie, &state) {
             // A connection works without its state, only `getpeername` shows the backend.

@@ -2,14 +2,16 @@
 
 use crate::{
     count::{add, count},
-    ctx,
-    maps::{BACKEND_STATS, EVENTS, SERVICE_STATS},
+    ctx, globals,
+    maps::{BACKEND_STATS, DIALS, EVENTS, SERVICE_STATS},
 };
 use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 use lb_common::{
     counter::action,
     event::{ConnRecord, RECORDS_PER_WAKEUP, kind, outcome},
-    socket::{SocketState, phase},
+    frontend::FrontendKey,
+    maps::feature,
+    socket::{SocketState, mark, phase},
 };
 
 /// Writes a record of type `T`, filled by `fill`.
@@ -29,13 +31,23 @@ pub fn record<T>(hook: u32, fill: impl FnOnce(*mut T)) {
     entry.submit(flags as u64);
 }
 
+/// Whether the application dialled the backend's own address. Only observe mode follows such sockets.
+#[inline(always)]
+fn is_direct(state: &SocketState) -> bool {
+    globals::has(feature::OBSERVE) && state.marks & mark::DIRECT != 0
+}
+
 /// Counts a connection as established.
 #[inline(always)]
 pub fn established(state: &SocketState) {
     // SAFETY: live elements of their arrays.
     unsafe {
         if let Some(stats) = BACKEND_STATS.get_ptr_mut(state.backend_id) {
-            add(&raw mut (*stats).established);
+            if is_direct(state) {
+                add(&raw mut (*stats).direct.established);
+            } else {
+                add(&raw mut (*stats).established);
+            }
         }
         if let Some(stats) = SERVICE_STATS.get_ptr_mut(state.service_id) {
             add(&raw mut (*stats).established);
@@ -52,14 +64,22 @@ pub fn connection(hook: u32, netns_cookie: u64, state: &mut SocketState, result:
         let service = SERVICE_STATS.get_ptr_mut(state.service_id);
         if result == outcome::ESTABLISHED {
             if let Some(stats) = backend {
-                add(&raw mut (*stats).closed);
+                if is_direct(state) {
+                    add(&raw mut (*stats).direct.closed);
+                } else {
+                    add(&raw mut (*stats).closed);
+                }
             }
             if let Some(stats) = service {
                 add(&raw mut (*stats).closed);
             }
         } else {
             if let Some(stats) = backend {
-                add(&raw mut (*stats).failed);
+                if is_direct(state) {
+                    add(&raw mut (*stats).direct.failed);
+                } else {
+                    add(&raw mut (*stats).failed);
+                }
             }
             if let Some(stats) = service {
                 let failed = (&raw mut (*stats).failed).cast::<u64>();
@@ -90,5 +110,9 @@ pub fn connection(hook: u32, netns_cookie: u64, state: &mut SocketState, result:
             (*record).pad = 0;
         }
     });
+    if globals::has(feature::PACKETS) {
+        let client = FrontendKey::new(state.client, state.client_port, state.proto);
+        let _ = DIALS.remove(&client);
+    }
     state.phase = phase::RECORDED;
 }

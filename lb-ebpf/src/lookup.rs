@@ -2,16 +2,17 @@
 
 use crate::{
     ctx, globals,
-    maps::{AFFINITY, BACKENDS, FRONTENDS, LISTS, MEMBERS, OPTED_OUT, SETS, TABLES},
+    maps::{AFFINITY, BACKEND_INDEX, BACKENDS, FRONTENDS, LISTS, MEMBERS, OPTED_OUT, SETS, TABLES},
 };
 use aya_ebpf::{
     helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_current_cgroup_id},
     programs::SockAddrContext,
 };
 use lb_common::{
+    abi::TCP,
     addr::{Addr, Port},
     affinity::{Affinity, AffinityKey, Membership},
-    backend::state,
+    backend::{EndpointKey, state},
     frontend::{Frontend, FrontendKey},
     maps::feature,
     select::{self, Tables},
@@ -63,6 +64,17 @@ impl Tables for Maps {
 pub fn frontend(addr: Addr, port: Port, proto: u8) -> Option<*const Frontend> {
     let key = FrontendKey::new(addr, port, proto);
     FRONTENDS.get_ptr(&key)
+}
+
+/// (Service, backend) of an endpoint's own TCP address, where any Service has it.
+#[inline(always)]
+pub fn endpoint(addr: Addr, port: Port) -> Option<(u32, u32)> {
+    let id = BACKEND_INDEX.get_ptr(&EndpointKey::new(addr, port, TCP, 0))?;
+    // SAFETY: an element of the map; removed elements stay readable until the program ends.
+    let id = unsafe { *id };
+    let backend = BACKENDS.get_ptr(id)?;
+    // SAFETY: a live array element.
+    Some((unsafe { (*backend).service_id }, id))
 }
 
 /// True if the current task's cgroup, or one above it, is opted out.

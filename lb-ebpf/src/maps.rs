@@ -7,13 +7,13 @@ use aya_ebpf::{
 };
 use lb_common::{
     affinity::{Affinity, AffinityKey, Membership},
-    backend::{Backend, BackendCounters, ServiceCounters},
+    backend::{Backend, BackendCounters, EndpointKey, ServiceCounters},
     counter,
     event::ConnRecord,
     frontend::{Frontend, FrontendKey},
     maps::*,
     set::{ListEntry, SetWord},
-    socket::{ChainHead, Reverse, ReverseKey, SocketState},
+    socket::{ChainHead, Passage, Reverse, ReverseKey, SocketState},
 };
 
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
@@ -35,7 +35,7 @@ pub static TABLES: Array<u64, { MAX_TABLE_ELEMENTS as usize }, MMAPABLE> = Array
 pub static BACKENDS: Array<Backend, { MAX_BACKENDS as usize }, MMAPABLE> = Array::new();
 
 #[btf_map]
-pub static BACKEND_INDEX: HashMap<FrontendKey, u32, { MAX_BACKENDS as usize }, ON_DEMAND> = HashMap::new();
+pub static BACKEND_INDEX: HashMap<EndpointKey, u32, { 2 * MAX_BACKENDS as usize }, ON_DEMAND> = HashMap::new();
 
 #[btf_map]
 pub static BACKEND_STATS: Array<BackendCounters, { MAX_BACKENDS as usize }, MMAPABLE> = Array::new();
@@ -60,6 +60,12 @@ pub static UDP_SOCKETS: HashMap<u64, ChainHead, { MAX_SOCKETS as usize }, ON_DEM
 
 #[btf_map]
 pub static OPTED_OUT: HashMap<u64, u32, { MAX_OPTED_OUT as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map]
+pub static DIALS: LruHashMap<FrontendKey, u64, { MAX_SOCKETS as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub static PASSAGES: LruHashMap<FrontendKey, Passage, { MAX_PASSAGES as usize }> = LruHashMap::new();
 
 #[btf_map]
 pub static COUNTERS: PerCpuArray<u64, { counter::COUNTERS as usize }> = PerCpuArray::new();

@@ -6,7 +6,7 @@
 use crate::{
     count::{add, count},
     ctx, emit, globals, lookup,
-    maps::{SERVICE_STATS, SOCKETS},
+    maps::{BACKEND_STATS, DIALS, SERVICE_STATS, SOCKETS},
 };
 use aya_ebpf::{
     bindings::{
@@ -21,8 +21,9 @@ use lb_common::{
     addr::{Addr, Port},
     counter::{action, hook},
     event::outcome,
+    frontend::FrontendKey,
     maps::feature,
-    socket::{SocketState, phase},
+    socket::{SocketState, mark, phase},
 };
 
 const AF_INET: u32 = 2;
@@ -87,28 +88,33 @@ fn dialling(ops: *mut bpf_sock_ops) {
     unsafe { bpf_sock_ops_cb_flags_set(ops, flags as i32) };
 }
 
-/// Observe mode: no connect hook ran, so the frontend is found by the address that the SYN goes to.
+/// Observe mode: no connect hook ran, so the frontend, or the backend itself, is found by the address that the SYN goes to.
 #[inline(always)]
 fn discover(ops: *mut bpf_sock_ops) -> bool {
     let vip = remote(ops);
     let vip_port = Port(remote_port(ops));
-    let Some(frontend) = lookup::frontend(vip, vip_port, TCP) else {
+    let (service_id, backend_id, marks) = if let Some(frontend) = lookup::frontend(vip, vip_port, TCP) {
+        // SAFETY: an element of the map; removed elements stay readable until the program ends.
+        (unsafe { (*frontend).service_id }, 0, 0)
+    } else if let Some((service_id, backend_id)) = lookup::endpoint(vip, vip_port) {
+        (service_id, backend_id, mark::DIRECT)
+    } else {
         return false;
     };
-    // SAFETY: an element of the map; removed elements stay readable until the program ends.
-    let service_id = unsafe { (*frontend).service_id };
+    let client = local(ops);
+    let client_port = Port::new(read!(ops, local_port) as u16);
     let state = SocketState {
         vip,
-        client: Addr::ZERO,
+        client,
         start_ns: 0,
         established_ns: 0,
         service_id,
-        backend_id: 0,
+        backend_id,
         vip_port,
-        client_port: Port(0),
+        client_port,
         proto: TCP,
         phase: phase::DIALLED,
-        pad: 0,
+        marks,
     };
     // SAFETY: the helper takes the program's context.
     let cookie = unsafe { bpf_get_socket_cookie(ops.cast()) };
@@ -116,9 +122,24 @@ fn discover(ops: *mut bpf_sock_ops) -> bool {
         count(hook::SOCK_OPS, action::STATE_FULL);
         return false;
     }
-    if let Some(stats) = SERVICE_STATS.get_ptr_mut(service_id) {
-        // SAFETY: a live array element.
-        unsafe { add(&raw mut (*stats).connects) };
+    if globals::has(feature::PACKETS) {
+        // A packet that is routed or bridged loses its socket: then its source tells whose it is.
+        let _ = DIALS.insert(&FrontendKey::new(client, client_port, TCP), &cookie, 0);
+    }
+    // SAFETY: live elements of their arrays.
+    unsafe {
+        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service_id) {
+            if marks & mark::DIRECT != 0 {
+                add(&raw mut (*stats).direct);
+            } else {
+                add(&raw mut (*stats).connects);
+            }
+        }
+        if marks & mark::DIRECT != 0
+            && let Some(stats) = BACKEND_STATS.get_ptr_mut(backend_id)
+        {
+            add(&raw mut (*stats).direct.connects);
+        }
     }
     true
 }

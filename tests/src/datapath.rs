@@ -85,6 +85,7 @@ impl Loaded {
             features: feature::STATE | feature::OPT_OUT,
             log_level: 0,
             follow_connections: true,
+            packets: setup.index_backends,
         };
         let mut object = load::load(&options, None)?;
         let (kernel, ring) = Kernel::take(&mut object, setup.index_backends)?;

@@ -7,12 +7,12 @@ use anyhow::{Context, Result, ensure};
 use lb_common::{
     addr::Addr,
     affinity::{Affinity, AffinityKey, Membership},
-    backend::{Backend, BackendCounters, ServiceCounters},
+    backend::{Backend, BackendCounters, EndpointKey, ServiceCounters, Tally},
     event::ConnRecord,
     frontend::{Frontend, FrontendKey},
     maps,
     set::ListEntry,
-    socket::{ChainHead, Reverse, ReverseKey, SocketState},
+    socket::{ChainHead, Passage, Reverse, ReverseKey, SocketState},
 };
 use lb_user::datapath::{
     btf,
@@ -44,14 +44,17 @@ fn layouts() -> Vec<Layout> {
         FrontendKey { addr, port, proto, pad }
         Frontend { service_id, set_id, flags, affinity_seconds }
         Backend { addr, port, proto, state, service_id, pad }
-        BackendCounters { connects, established, failed, closed }
-        ServiceCounters { connects, rejected, established, closed, failed }
+        BackendCounters { connects, established, failed, closed, direct }
+        EndpointKey { addr, port, proto, pad, service_id }
+        Tally { connects, established, failed, closed }
+        Passage { syn_ns, service_id, backend_id, ending, pad }
+        ServiceCounters { connects, rejected, established, closed, failed, attributed, direct }
         ListEntry { a, b, c }
         AffinityKey { client, set_id, origin }
         Affinity { backend_id, pad, last_ns }
         Membership { set_id, backend_id }
         SocketState {
-            vip, client, start_ns, established_ns, service_id, backend_id, vip_port, client_port, proto, phase, pad,
+            vip, client, start_ns, established_ns, service_id, backend_id, vip_port, client_port, proto, phase, marks,
         }
         ReverseKey { cookie, addr, port, pad }
         Reverse { vip, next_addr, vip_port, next_port, backend_id }
@@ -92,7 +95,8 @@ fn the_object_has_the_programs_and_maps_that_the_agent_names() -> Result<()> {
         ensure!(functions.contains(program), "no program {program}");
     }
     let objects: BTreeSet<&str> = elf.symbols(DATA)?.into_iter().collect();
-    for name in maps::STATE_MAPS.iter().chain(&maps::SOCKET_MAPS) {
+    let all = maps::STATE_MAPS.iter().chain(&maps::SOCKET_MAPS);
+    for name in all.chain(&maps::PASSING_MAPS) {
         ensure!(objects.contains(name), "no map {name}");
     }
     for name in [maps::FEATURES, maps::SK_ERR_OFFSET] {

@@ -60,6 +60,7 @@ fn kernel(frontends: u32) -> Result<(Ebpf, Kernel)> {
         features: feature::STATE,
         log_level: 0,
         follow_connections: false,
+        packets: false,
     };
     let mut object = load::load(&options, None)?;
     let (kernel, _) = Kernel::take(&mut object, true)?;
@@ -197,7 +198,10 @@ fn compare<'a>(kernel: &Kernel, memory: &Memory, applied: impl Iterator<Item = &
     ensure!(real == fake, "contents differ:\nkernel {real:?}\nmemory {fake:?}");
     let mut addresses = BTreeSet::new();
     for service in applied {
-        addresses.extend(service.backends.iter().map(|(_, b)| (b.proto, b.addr, b.port)));
+        // One entry for the Service's own, and one for anybody's.
+        for id in [0, service.service_id] {
+            addresses.extend(service.backends.iter().map(|(_, b)| (id, b.proto, b.addr, b.port)));
+        }
         for set in &service.sets {
             let (offset, slots) = (set.table.offset, set.table.slots);
             ensure!(
@@ -206,7 +210,7 @@ fn compare<'a>(kernel: &Kernel, memory: &Memory, applied: impl Iterator<Item = &
             );
         }
     }
-    // The packet observer's index has every address once, however many Services have it.
+    // The observer's index has every address once, and once more for each Service that has it.
     let indexed = kernel.count_entries(names::BACKEND_INDEX);
     ensure!(
         indexed == Some(addresses.len() as u64),

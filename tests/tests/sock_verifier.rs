@@ -82,6 +82,7 @@ fn measure(mode: Mode, features: u32, log_level: u8, follow: bool) -> Result<BTr
         features,
         log_level,
         follow_connections: follow,
+        packets: mode == Mode::Observe,
     };
     let object = load::load(&options, None).map_err(anyhow::Error::from)?;
     let mut wanted: Vec<&str> = load::PACKET.to_vec();

@@ -1,21 +1,29 @@
-//! The TC programs. Today they observe: packets that begin or end a TCP connection with a frontend or a backend are
-//! recorded, and every packet passes untouched. Rewriting has its place beside [`parse`]: forward, reverse, ICMP.
+//! The TC programs. Today they observe: the packets that begin and end connections with a frontend or a backend tell which
+//! backend somebody else's translation chose, and what passes through without a socket here; every packet passes untouched.
+//! Rewriting has its place beside [`parse`]: forward, reverse, ICMP.
+//!
+//! A SYN towards a backend belongs to a followed socket if the packet still has that socket, or if its source is in `DIALS`:
+//! then the backend is noted in the socket's state, and all that follows is counted there. Any other SYN opens a passage,
+//! whose packets are recorded one by one.
 
 mod parse;
 
 use crate::{
-    count::count,
-    ctx, emit,
-    maps::{BACKEND_INDEX, FRONTENDS, SOCKETS},
+    count::{add, count},
+    ctx, emit, lookup,
+    maps::{BACKEND_INDEX, BACKEND_STATS, DIALS, PASSAGES, SERVICE_STATS, SOCKETS},
 };
 use aya_ebpf::{helpers::bpf_get_socket_cookie, programs::TcContext};
 use lb_common::{
     abi::TCP,
     addr::{Addr, Port},
+    backend::EndpointKey,
     counter::{action, hook},
     event::{PacketRecord, kind, tcp_flag},
     frontend::FrontendKey,
+    socket::{Passage, SocketState},
 };
+use parse::Segment;
 
 /// Direction: into the node.
 pub const INGRESS: u8 = 0;
@@ -25,6 +33,10 @@ pub const EGRESS: u8 = 1;
 /// `TC_ACT_UNSPEC`, and `TCX_NEXT`: the next program decides.
 const NEXT: i32 = -1;
 
+/// A SYN this long after the last one of the same client address and port begins another connection, whether or not the end
+/// of the one before was seen: twice the longest pause between retransmissions of a SYN by default (64 s).
+const STALE_NS: u64 = 128_000_000_000;
+
 #[inline(always)]
 pub fn observe(ctx: &TcContext, direction: u8) -> i32 {
     let Some(segment) = parse::segment(ctx) else {
@@ -33,13 +45,153 @@ pub fn observe(ctx: &TcContext, direction: u8) -> i32 {
     if segment.flags & (tcp_flag::SYN | tcp_flag::FIN | tcp_flag::RST) == 0 {
         return NEXT;
     }
-    if !is_ours(segment.dst, segment.dst_port) && !is_ours(segment.src, segment.src_port) {
+    let begins = segment.flags & (tcp_flag::SYN | tcp_flag::ACK | tcp_flag::RST) == tcp_flag::SYN;
+    if begins {
+        begin(ctx, direction, &segment);
+    } else {
+        go_on(ctx, direction, &segment);
+    }
+    NEXT
+}
+
+/// A SYN: whose is it, and to which backend does it go?
+#[inline(always)]
+fn begin(ctx: &TcContext, direction: u8, segment: &Segment) {
+    let backend = lookup::endpoint(segment.dst, segment.dst_port);
+    let frontend = lookup::frontend(segment.dst, segment.dst_port, TCP);
+    if backend.is_none() && frontend.is_none() {
         count(hook::TC, action::MISS);
-        return NEXT;
+        return;
     }
-    if direction == EGRESS && segment.flags & tcp_flag::SYN != 0 && is_followed(ctx) {
-        return NEXT;
+    let client = FrontendKey::new(segment.src, segment.src_port, TCP);
+    // SAFETY: the helper takes the program's context; without a socket it gives 0.
+    let own = unsafe { bpf_get_socket_cookie(ctx.skb.skb.cast()) };
+    if own != 0
+        && let Some(state) = SOCKETS.get_ptr_mut(&own)
+    {
+        // SAFETY: an element of the map; its backend is written here alone, before the peer can answer.
+        note(unsafe { &mut *state }, segment.dst, segment.dst_port);
+        return;
     }
+    if let Some(cookie) = DIALS.get_ptr(&client) {
+        // SAFETY: an element of the map; removed elements stay readable until the program ends.
+        let cookie = unsafe { *cookie };
+        if let Some(state) = SOCKETS.get_ptr_mut(&cookie) {
+            // SAFETY: as above.
+            note(unsafe { &mut *state }, segment.dst, segment.dst_port);
+        }
+        return;
+    }
+    if let Some(passage) = PASSAGES.get_ptr_mut(&client) {
+        // SAFETY: an element of the map; LRU elements may be reused while we look, which costs one wrong count at most.
+        let passage = unsafe { &mut *passage };
+        let now = ctx::now();
+        let over = passage.ending != 0 || now.wrapping_sub(passage.syn_ns) > STALE_NS;
+        if !over {
+            passage.syn_ns = now;
+            if passage.backend_id == 0
+                && let Some(id) = backend_of(passage.service_id, segment.dst, segment.dst_port)
+            {
+                passage.backend_id = id;
+                chosen(passage.service_id, id);
+            }
+            record(ctx, direction, segment);
+            return;
+        }
+    } else if direction == EGRESS && own == 0 {
+        // It came in under another source, or past the observed interfaces: nobody knows whose it is.
+        count(hook::TC, action::MISS);
+        return;
+    }
+    let (service_id, backend_id) = match frontend {
+        // SAFETY: an element of the map; removed elements stay readable until the program ends.
+        Some(frontend) => (unsafe { (*frontend).service_id }, 0),
+        None => match backend {
+            Some(found) => found,
+            None => return,
+        },
+    };
+    let passage = Passage {
+        syn_ns: ctx::now(),
+        service_id,
+        backend_id,
+        ending: 0,
+        pad: 0,
+    };
+    let _ = PASSAGES.insert(&client, &passage, 0);
+    // SAFETY: live elements of their arrays.
+    unsafe {
+        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service_id) {
+            if backend_id == 0 {
+                add(&raw mut (*stats).connects);
+            } else {
+                add(&raw mut (*stats).direct);
+            }
+        }
+        if backend_id != 0
+            && let Some(stats) = BACKEND_STATS.get_ptr_mut(backend_id)
+        {
+            add(&raw mut (*stats).direct.connects);
+        }
+    }
+    record(ctx, direction, segment);
+}
+
+/// A SYN+ACK, FIN or RST: recorded if it belongs to a passage, in either direction.
+#[inline(always)]
+fn go_on(ctx: &TcContext, direction: u8, segment: &Segment) {
+    let forth = FrontendKey::new(segment.src, segment.src_port, TCP);
+    let back = FrontendKey::new(segment.dst, segment.dst_port, TCP);
+    let passage = match PASSAGES.get_ptr_mut(&forth) {
+        Some(passage) => passage,
+        None => match PASSAGES.get_ptr_mut(&back) {
+            Some(passage) => passage,
+            None => return,
+        },
+    };
+    if segment.flags & (tcp_flag::FIN | tcp_flag::RST) != 0 {
+        // SAFETY: an element of the map.
+        unsafe { (*passage).ending = 1 };
+    }
+    record(ctx, direction, segment);
+}
+
+/// The backend of one Service at an address.
+#[inline(always)]
+fn backend_of(service_id: u32, addr: Addr, port: Port) -> Option<u32> {
+    let id = BACKEND_INDEX.get_ptr(&EndpointKey::new(addr, port, TCP, service_id))?;
+    // SAFETY: an element of the map; removed elements stay readable until the program ends.
+    Some(unsafe { *id })
+}
+
+/// Notes in a socket's state which backend its SYN goes to, once.
+#[inline(always)]
+fn note(state: &mut SocketState, addr: Addr, port: Port) {
+    if state.backend_id != 0 {
+        return;
+    }
+    if let Some(id) = backend_of(state.service_id, addr, port) {
+        state.backend_id = id;
+        chosen(state.service_id, id);
+    }
+}
+
+/// Counts that somebody's translation chose a backend.
+#[inline(always)]
+fn chosen(service_id: u32, backend_id: u32) {
+    // SAFETY: live elements of their arrays.
+    unsafe {
+        if let Some(stats) = BACKEND_STATS.get_ptr_mut(backend_id) {
+            add(&raw mut (*stats).connects);
+        }
+        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service_id) {
+            add(&raw mut (*stats).attributed);
+        }
+    }
+}
+
+#[inline(always)]
+fn record(ctx: &TcContext, direction: u8, segment: &Segment) {
     // SAFETY: a field of the context.
     let ifindex = unsafe { core::ptr::read_volatile(&raw const (*ctx.skb.skb).ifindex) };
     let time_ns = ctx::now();
@@ -59,20 +211,4 @@ pub fn observe(ctx: &TcContext, direction: u8) -> i32 {
             (*record).pad = 0;
         }
     });
-    NEXT
-}
-
-/// True if the packet's own socket is followed by the socket hooks: its connection is recorded there.
-#[inline(always)]
-fn is_followed(ctx: &TcContext) -> bool {
-    // SAFETY: the helper takes the program's context; without a socket it gives 0.
-    let cookie = unsafe { bpf_get_socket_cookie(ctx.skb.skb.cast()) };
-    cookie != 0 && SOCKETS.get_ptr(&cookie).is_some()
-}
-
-/// True if the address is a frontend's or a backend's.
-#[inline(always)]
-fn is_ours(addr: Addr, port: Port) -> bool {
-    let key = FrontendKey::new(addr, port, TCP);
-    FRONTENDS.get_ptr(&key).is_some() || BACKEND_INDEX.get_ptr(&key).is_some()
 }

@@ -158,9 +158,10 @@ fn set_up(config: &Config, pins: &Pins) -> Result<(Reconciler, Programs, aya::ma
             _ => 0,
         },
         follow_connections: true,
+        packets: !config.interfaces.is_empty(),
     };
     let mut object = load::load(&options, Some(pins))?;
-    let (mut kernel, events) = Kernel::take(&mut object, !config.interfaces.is_empty())?;
+    let (mut kernel, events) = Kernel::take(&mut object, mode == load::Mode::Observe || !config.interfaces.is_empty())?;
     let mut opted_out = Vec::new();
     for path in &config.opt_out_cgroups {
         let id = std::os::unix::fs::MetadataExt::ino(

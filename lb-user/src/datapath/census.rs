@@ -5,9 +5,10 @@
 
 use aya::maps::{HashMap, Map, MapData};
 use lb_common::{
-    affinity::AffinityKey,
+    affinity::{Affinity, AffinityKey},
+    frontend::FrontendKey,
     maps as names,
-    socket::{ChainHead, Reverse, ReverseKey, SocketState},
+    socket::{ChainHead, Passage, Reverse, ReverseKey, SocketState},
 };
 
 use super::kernel::Kernel;
@@ -17,8 +18,10 @@ pub struct Census {
     sockets: Option<HashMap<MapData, u64, SocketState>>,
     reverse: Option<HashMap<MapData, ReverseKey, Reverse>>,
     udp_sockets: Option<HashMap<MapData, u64, ChainHead>>,
-    affinity: Option<HashMap<MapData, AffinityKey, lb_common::affinity::Affinity>>,
-    capacity: [u64; 4],
+    affinity: Option<HashMap<MapData, AffinityKey, Affinity>>,
+    dials: Option<HashMap<MapData, FrontendKey, u64>>,
+    passages: Option<HashMap<MapData, FrontendKey, Passage>>,
+    capacity: [u64; 6],
 }
 
 impl std::fmt::Debug for Census {
@@ -30,7 +33,14 @@ impl std::fmt::Debug for Census {
 }
 
 /// The maps that are counted, in the order of [`Census::count`].
-pub const COUNTED: [&str; 4] = [names::SOCKETS, names::UDP_REVERSE, names::UDP_SOCKETS, names::AFFINITY];
+pub const COUNTED: [&str; 6] = [
+    names::SOCKETS,
+    names::UDP_REVERSE,
+    names::UDP_SOCKETS,
+    names::AFFINITY,
+    names::DIALS,
+    names::PASSAGES,
+];
 
 impl Census {
     /// Opens the maps of a kernel once more. One that cannot be opened is left out of the counts.
@@ -41,6 +51,8 @@ impl Census {
             reverse: facts(names::UDP_REVERSE).and_then(|f| open(f.id)),
             udp_sockets: facts(names::UDP_SOCKETS).and_then(|f| open(f.id)),
             affinity: facts(names::AFFINITY).and_then(|f| open_lru(f.id)),
+            dials: facts(names::DIALS).and_then(|f| open_lru(f.id)),
+            passages: facts(names::PASSAGES).and_then(|f| open_lru(f.id)),
             capacity: COUNTED.map(|name| facts(name).map_or(0, |f| u64::from(f.max_entries))),
         }
     }
@@ -52,6 +64,8 @@ impl Census {
             self.reverse.as_ref().map(|map| map.keys().flatten().count()),
             self.udp_sockets.as_ref().map(|map| map.keys().flatten().count()),
             self.affinity.as_ref().map(|map| map.keys().flatten().count()),
+            self.dials.as_ref().map(|map| map.keys().flatten().count()),
+            self.passages.as_ref().map(|map| map.keys().flatten().count()),
         ];
         COUNTED
             .into_iter()

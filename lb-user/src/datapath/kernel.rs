@@ -11,7 +11,7 @@ use aya::{
 };
 use lb_common::{
     affinity::{Affinity, AffinityKey, Membership},
-    backend::{Backend, BackendCounters, ServiceCounters, state},
+    backend::{Backend, BackendCounters, EndpointKey, ServiceCounters, state},
     counter,
     frontend::{Frontend, FrontendKey},
     maps as names,
@@ -118,11 +118,12 @@ impl Kernel {
     /// When a map is missing, or a pinned one has another layout.
     pub fn take(object: &mut Ebpf, index_backends: bool) -> Result<(Self, RingBuf<MapData>), LoadError> {
         let mut facts = BTreeMap::new();
-        for name in names::STATE_MAPS.into_iter().chain(names::SOCKET_MAPS) {
+        let all = names::STATE_MAPS.into_iter().chain(names::SOCKET_MAPS);
+        for name in all.chain(names::PASSING_MAPS) {
             facts.insert(name, facts_of(object, name)?);
         }
         let events = RingBuf::try_from(take(object, names::EVENTS)?).map_err(map_error(names::EVENTS))?;
-        let index: HashMap<MapData, FrontendKey, u32> = hash(object, names::BACKEND_INDEX)?;
+        let index: HashMap<MapData, EndpointKey, u32> = hash(object, names::BACKEND_INDEX)?;
         let mut kernel = Self {
             frontends: hash(object, names::FRONTENDS)?,
             sets: array(object, names::SETS)?,

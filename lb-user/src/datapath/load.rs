@@ -70,6 +70,8 @@ pub struct Options {
     pub log_level: u8,
     /// Whether sock_ops and sock_release are loaded; measurements of the hooks alone leave them out.
     pub follow_connections: bool,
+    /// Whether interfaces are observed: then packets tell the backend of a followed socket.
+    pub packets: bool,
 }
 
 /// Why the object could not be loaded.
@@ -158,6 +160,9 @@ pub const FOLLOWING: [&str; 2] = ["sock_ops", "sock_release"];
 /// The packet programs, by name.
 pub const PACKET: [&str; 2] = ["tc_ingress", "tc_egress"];
 
+/// The size of a map that the options have no use for.
+const UNUSED_ENTRIES: u32 = 64;
+
 /// Creates the maps, or opens those that are pinned, and loads the programs of the mode.
 ///
 /// # Errors
@@ -170,7 +175,21 @@ pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
     let mut features = options.features;
     if options.mode == Mode::Observe {
         features |= names::feature::OBSERVE;
+        if options.packets {
+            features |= names::feature::PACKETS;
+        }
     }
+    // Nobody writes to what is not wanted, but a map has entries.
+    let dials = if features & names::feature::PACKETS == 0 {
+        UNUSED_ENTRIES
+    } else {
+        options.sizes.sockets
+    };
+    let passages = if options.packets {
+        names::MAX_PASSAGES
+    } else {
+        UNUSED_ENTRIES
+    };
     let mut loader = EbpfLoader::new();
     let sizes = options.sizes;
     loader
@@ -186,7 +205,9 @@ pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
         .map_max_entries(names::LISTS, sizes.lists)
         .map_max_entries(names::TABLES, sizes.tables)
         .map_max_entries(names::BACKENDS, sizes.backends)
-        .map_max_entries(names::BACKEND_INDEX, sizes.backends)
+        .map_max_entries(names::BACKEND_INDEX, sizes.backends.saturating_mul(2))
+        .map_max_entries(names::DIALS, dials)
+        .map_max_entries(names::PASSAGES, passages)
         .map_max_entries(names::BACKEND_STATS, sizes.backends)
         .map_max_entries(names::SERVICE_STATS, sizes.services)
         .map_max_entries(names::SOCKETS, sizes.sockets)

@@ -153,6 +153,7 @@ impl Datapath {
             features: if programs == Programs::Hook { 0 } else { feature::STATE },
             log_level: 0,
             follow_connections: follow,
+            packets: false,
         };
         let mut object = load::load(&options, None)?;
         let (kernel, events) = Kernel::take(&mut object, false)?;

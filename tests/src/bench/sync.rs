@@ -105,6 +105,7 @@ fn empty() -> Result<(Kernel, aya::Ebpf)> {
         features: 0,
         log_level: 0,
         follow_connections: false,
+        packets: false,
     };
     let mut object = load::load(&options, None)?;
     let (kernel, _events) = Kernel::take(&mut object, false)?;
