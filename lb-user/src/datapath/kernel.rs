@@ -16,7 +16,7 @@ use lb_common::{
     frontend::{Frontend, FrontendKey},
     maps as names,
     set::{ListEntry, SLOTS_PER_ELEMENT, SetWord, elements_for, slot_of},
-    socket::{ChainHead, Reverse, ReverseKey, SocketState},
+    socket::{ChainHead, Passage, Reverse, ReverseKey, SocketState},
 };
 use thiserror::Error;
 
@@ -99,6 +99,8 @@ pub struct Kernel {
     udp_reverse: HashMap<MapData, ReverseKey, Reverse>,
     udp_sockets: HashMap<MapData, u64, ChainHead>,
     opted_out: HashMap<MapData, u64, u32>,
+    dials: HashMap<MapData, FrontendKey, u64>,
+    passages: HashMap<MapData, FrontendKey, Passage>,
     counters: PerCpuArray<MapData, u64>,
     index: Option<BackendIndex>,
 }
@@ -138,6 +140,8 @@ impl Kernel {
             udp_reverse: hash(object, names::UDP_REVERSE)?,
             udp_sockets: hash(object, names::UDP_SOCKETS)?,
             opted_out: hash(object, names::OPTED_OUT)?,
+            dials: hash(object, names::DIALS)?,
+            passages: hash(object, names::PASSAGES)?,
             counters: PerCpuArray::try_from(take(object, names::COUNTERS)?).map_err(map_error(names::COUNTERS))?,
             index: None,
             facts,
@@ -508,6 +512,8 @@ impl Kernel {
             names::UDP_REVERSE => self.udp_reverse.keys().flatten().count(),
             names::UDP_SOCKETS => self.udp_sockets.keys().flatten().count(),
             names::OPTED_OUT => self.opted_out.keys().flatten().count(),
+            names::DIALS => self.dials.keys().flatten().count(),
+            names::PASSAGES => self.passages.keys().flatten().count(),
             names::BACKEND_INDEX => self.index.as_ref()?.len(),
             _ => return None,
         };
