@@ -33,8 +33,8 @@ pub struct Config {
     pub nodeport_addresses: NodePortAddresses,
     /// The node's addresses; empty to discover them.
     pub node_addresses: Vec<IpAddr>,
-    /// Interfaces whose connections the packet observer follows.
-    pub interfaces: Vec<String>,
+    /// Interfaces whose packets are observed.
+    pub interfaces: Interfaces,
     /// Cgroups whose sockets are not translated.
     pub opt_out_cgroups: Vec<PathBuf>,
     /// Where to serve metrics and health over HTTP; none to serve nothing.
@@ -210,6 +210,44 @@ pub fn parse_horizon(text: &str) -> Result<Duration, String> {
 pub fn is_cgroup2(path: &Path) -> io::Result<bool> {
     let found = nix::sys::statfs::statfs(path)?;
     Ok(found.filesystem_type() == nix::sys::statfs::CGROUP2_SUPER_MAGIC)
+}
+
+/// Interfaces whose packets are observed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Interfaces {
+    /// None.
+    None,
+    /// All of this network namespace, as they come and go.
+    All,
+    /// These.
+    Named(Vec<String>),
+}
+
+impl Interfaces {
+    /// Reads what the flag says: `all`, `none`, or names. Without a word it is all in observe mode, where packets alone tell the
+    /// backend, and none in balance mode.
+    ///
+    /// # Errors
+    /// When `all` or `none` stands beside other names.
+    pub fn from_words(words: Vec<String>, mode: Mode) -> Result<Self, String> {
+        match words.as_slice() {
+            [] if mode == Mode::Observe => Ok(Self::All),
+            [] => Ok(Self::None),
+            [word] if word == "all" => Ok(Self::All),
+            [word] if word == "none" => Ok(Self::None),
+            words => match words.iter().find(|word| *word == "all" || *word == "none") {
+                Some(word) => Err(format!(
+                    "`{word}` stands alone; allowed are `all`, `none`, or names of interfaces"
+                )),
+                None => Ok(Self::Named(words.to_vec())),
+            },
+        }
+    }
+
+    /// Whether any are observed.
+    pub fn any(&self) -> bool {
+        *self != Self::None
+    }
 }
 
 #[cfg(test)]

@@ -456,7 +456,11 @@ impl<M: Maps> Reconciler<M> {
         let kernel = &self.kernel;
         self.compiler.reclaim(
             now,
-            |id| kernel.backend_counter(id).is_ok_and(|c| c.established <= c.closed && c.direct.established <= c.direct.closed),
+            |id| {
+                kernel
+                    .backend_counter(id)
+                    .is_ok_and(|c| c.established <= c.closed && c.direct.established <= c.direct.closed)
+            },
             |id| kernel.service_counter(id).is_ok_and(|c| c.established <= c.closed),
         );
     }

@@ -17,6 +17,7 @@ use crate::{
         reuse::{ReuseCounts, chance_of_same},
     },
     compile::{Compiled, proto},
+    datapath::attach,
     model::{DesiredService, FrontendKind, Kind, ObjectName, Protocol, Scope, SetName},
     observe::Observation,
     reconcile::Reconciler,
@@ -142,15 +143,8 @@ impl Shared {
             .attachments
             .names()
             .map(|name| {
-                let (program, target, hook) = match name.strip_prefix("tc_") {
-                    Some(rest) => match rest.split_once('-') {
-                        Some((direction, interface)) => (
-                            format!("tc_{direction}"),
-                            interface.to_owned(),
-                            format!("tc/{direction}"),
-                        ),
-                        None => (name.to_owned(), String::new(), "tc".to_owned()),
-                    },
+                let (program, target, hook) = match attach::interface_of(name) {
+                    Some((program, interface)) => (program.to_owned(), interface, program.replace("tc_", "tc/")),
                     None => (name.to_owned(), cgroup.clone(), format!("cgroup/{name}")),
                 };
                 let id = programs

@@ -11,7 +11,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    addresses, heap,
+    addresses, heap, interfaces,
     probe::Probe,
     state::{Shared, lock},
 };
@@ -74,6 +74,13 @@ pub(super) fn start(
             supervise("repair", cancel.clone(), move |liveness| {
                 let shared = shared.clone();
                 async move { repair(&shared, &liveness).await }
+            })
+        },
+        {
+            let shared = shared.clone();
+            supervise("interfaces", cancel.clone(), move |liveness| {
+                let shared = shared.clone();
+                async move { interfaces::follow(&shared, &liveness).await }
             })
         },
         {

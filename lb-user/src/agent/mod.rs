@@ -9,6 +9,7 @@ mod answers;
 mod dump;
 mod explain;
 mod heap;
+mod interfaces;
 mod loops;
 mod numbers;
 mod probe;
@@ -158,10 +159,10 @@ fn set_up(config: &Config, pins: &Pins) -> Result<(Reconciler, Programs, aya::ma
             _ => 0,
         },
         follow_connections: true,
-        packets: !config.interfaces.is_empty(),
+        packets: config.interfaces.any(),
     };
     let mut object = load::load(&options, Some(pins))?;
-    let (mut kernel, events) = Kernel::take(&mut object, mode == load::Mode::Observe || !config.interfaces.is_empty())?;
+    let (mut kernel, events) = Kernel::take(&mut object, mode == load::Mode::Observe || config.interfaces.any())?;
     let mut opted_out = Vec::new();
     for path in &config.opt_out_cgroups {
         let id = std::os::unix::fs::MetadataExt::ino(
@@ -185,7 +186,7 @@ fn set_up(config: &Config, pins: &Pins) -> Result<(Reconciler, Programs, aya::ma
     };
     // The programs of another version go on until our maps are filled: see `Programs::take_over`.
     if programs.predecessors.is_empty() {
-        programs.attach(mode, &config.interfaces)?;
+        programs.attach(mode, &state::interface_names(&config.interfaces))?;
     }
     Ok((reconciler, programs, events))
 }
@@ -244,7 +245,7 @@ async fn serve(config: Config) -> Result<()> {
     let probe = Arc::new(probe::Probe::listen(config.mode).context("listen for the self-probe")?);
     reconciler.add_own(probe.service());
     let directory = Arc::new(Directory::default());
-    if !config.interfaces.is_empty() {
+    if config.interfaces.any() {
         reconciler.keep_directory(directory.clone());
     }
     let ring = Ring::new(events).context("watch the ring buffer")?;

@@ -9,9 +9,9 @@ use aya::Ebpf;
 use lb_common::backend::ServiceCounters;
 
 use crate::{
-    config::Config,
+    config::{Config, Interfaces},
     datapath::{
-        attach::{AttachError, Attachments},
+        attach::{self, AttachError, Attachments},
         census::Census,
         kernel::MapsError,
         load,
@@ -90,6 +90,21 @@ impl Programs {
     }
 }
 
+/// The names of the interfaces that a configuration means now.
+pub(super) fn interface_names(wanted: &Interfaces) -> Vec<String> {
+    match wanted {
+        Interfaces::None => Vec::new(),
+        Interfaces::Named(names) => names.clone(),
+        Interfaces::All => match attach::interfaces() {
+            Ok(all) => all.into_iter().map(|(name, _)| name).collect(),
+            Err(error) => {
+                tracing::error!(%error, "the interfaces could not be listed; it is tried again");
+                Vec::new()
+            }
+        },
+    }
+}
+
 /// What the self-probe found last.
 #[derive(Clone, Debug)]
 pub(super) struct Readiness {
@@ -128,6 +143,38 @@ impl Shared {
             Mode::Balance => load::Mode::Balance,
             Mode::Observe => load::Mode::Observe,
         }
+    }
+
+    /// The names of the interfaces to observe now.
+    pub(super) fn interfaces(&self) -> Vec<String> {
+        interface_names(&self.config.interfaces)
+    }
+
+    /// Brings the packet programs to interfaces that have come, and forgets those that have gone.
+    pub(super) fn follow_interfaces(&self) -> Result<(), AttachError> {
+        if self.config.interfaces != Interfaces::All {
+            return Ok(());
+        }
+        let there = attach::interfaces()?;
+        let mut programs = lock(&self.programs);
+        let programs = &mut *programs;
+        if !programs.predecessors.is_empty() {
+            return Ok(());
+        }
+        programs.attachments.keep_interfaces(&there);
+        for (name, index) in &there {
+            if programs.attachments.observes(name, *index) {
+                continue;
+            }
+            match programs.attachments.attach_interface(&mut programs.object, name) {
+                Ok(_) => tracing::debug!(interface = %name, "observed"),
+                Err(AttachError::Interface { .. }) => {
+                    tracing::debug!(interface = %name, "went before it could be observed");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Writes what has changed, and notes how long it took.
@@ -186,7 +233,7 @@ impl Shared {
 
     /// Takes over from another version's programs, if there are any; the repair loop tries again what fails here.
     fn take_over(&self) {
-        let taken = lock(&self.programs).take_over(self.datapath_mode(), &self.config.interfaces);
+        let taken = lock(&self.programs).take_over(self.datapath_mode(), &self.interfaces());
         if let Err(error) = taken {
             tracing::error!(%error, "another version's programs could not be replaced; it is tried again");
         }
@@ -194,12 +241,13 @@ impl Shared {
 
     /// Checks the links and attaches what is lost; before the take-over there is nothing of ours to check.
     pub(super) fn repair_links(&self) -> Result<Vec<String>, AttachError> {
+        self.follow_interfaces()?;
         let synced = lock(&self.reconciler).is_synced();
         let mut programs = lock(&self.programs);
         let programs = &mut *programs;
         if !programs.predecessors.is_empty() {
             if synced {
-                programs.take_over(self.datapath_mode(), &self.config.interfaces)?;
+                programs.take_over(self.datapath_mode(), &self.interfaces())?;
             }
             return Ok(Vec::new());
         }

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 
 use super::{Failure, Found};
 use crate::config::{
-    self, Config, Limits, LogFormat, LogLevel, Mode, NodePortAddresses, SourceSpec, parse_horizon,
+    self, Config, Interfaces, Limits, LogFormat, LogLevel, Mode, NodePortAddresses, SourceSpec, parse_horizon,
     parse_metrics_address, parse_nodeport_addresses, parse_pin_name,
 };
 
@@ -52,7 +52,8 @@ pub(super) struct AgentArgs {
         value_delimiter = ','
     )]
     node_addresses: Vec<IpAddr>,
-    /// An interface on which to watch connections that pass through (repeatable)
+    /// Interfaces whose packets tell the backend that another proxy chose, and the connections that pass through: `all`,
+    /// `none`, or names (repeatable); by default all in observe mode, none in balance mode
     #[arg(
         long = "interface",
         env = "EVENKEEL_INTERFACE",
@@ -184,19 +185,22 @@ impl AgentArgs {
                 .to_string_lossy()
                 .to_lowercase(),
         };
+        let mode = match self.mode {
+            ModeArg::Balance => Mode::Balance,
+            ModeArg::Observe => Mode::Observe,
+        };
+        let interfaces = Interfaces::from_words(self.interfaces, mode)
+            .map_err(|error| Failure::Usage(format!("--interface: {error}")))?;
         Ok(Config {
             source: self.source,
-            mode: match self.mode {
-                ModeArg::Balance => Mode::Balance,
-                ModeArg::Observe => Mode::Observe,
-            },
+            mode,
             cgroup,
             bpffs: self.bpffs,
             pin_name: self.pin_name,
             node_name,
             nodeport_addresses: self.nodeport_addresses,
             node_addresses: self.node_addresses,
-            interfaces: self.interfaces,
+            interfaces,
             opt_out_cgroups: self.opt_out_cgroups,
             metrics_address: self.metrics_address.0,
             socket,

@@ -58,6 +58,9 @@ pub enum AttachError {
         /// The cause.
         source: nix::Error,
     },
+    /// The list of interfaces.
+    #[error("cannot list the interfaces of this network namespace: {0}")]
+    List(nix::Error),
     /// The clsact qdisc.
     #[error("cannot add the clsact qdisc to {interface}: {source}")]
     Qdisc {
@@ -116,7 +119,8 @@ pub struct Attachments {
     cgroup_fd: File,
     pins: Option<Pins>,
     held: BTreeMap<String, Held>,
-    interfaces: Vec<String>,
+    /// Observed interfaces, by name and index.
+    interfaces: Vec<(String, u32)>,
 }
 
 /// What became of one link at an attach or check.
@@ -319,7 +323,7 @@ impl Attachments {
             PACKET
                 .iter()
                 .filter_map(|program| link.strip_prefix(program)?.strip_prefix('-'))
-                .any(|interface| interfaces.iter().any(|ours| ours == interface))
+                .any(|interface| interfaces.iter().any(|ours| pin_word(ours) == interface))
         };
         for link in other.links().map_err(failed)? {
             let used = FOLLOWING.contains(&&*link) || REWRITING.contains(&&*link) || packet(&link);
@@ -347,7 +351,7 @@ impl Attachments {
             ("tc_ingress", TcAttachType::Ingress),
             ("tc_egress", TcAttachType::Egress),
         ] {
-            let link_name = format!("{name}-{interface}");
+            let link_name = packet_link(name, interface);
             let program = object.program_mut(name).ok_or(LoadError::Missing(name))?;
             if let Some(known) = self.swap(program, &link_name, syscall::Target::Interface(index))? {
                 done.push((link_name, known));
@@ -365,10 +369,30 @@ impl Attachments {
             }
             done.push((link_name, Done::Attached));
         }
-        if !self.interfaces.iter().any(|i| i == interface) {
-            self.interfaces.push(interface.to_owned());
-        }
+        self.interfaces.retain(|(name, _)| name != interface);
+        self.interfaces.push((interface.to_owned(), index));
         Ok(done)
+    }
+
+    /// Whether the packet programs are on an interface.
+    pub fn observes(&self, interface: &str, index: u32) -> bool {
+        self.interfaces
+            .iter()
+            .any(|(name, known)| (name.as_str(), *known) == (interface, index))
+    }
+
+    /// Forgets interfaces that are no longer there; their links went with them.
+    pub fn keep_interfaces(&mut self, there: &[(String, u32)]) {
+        for (interface, _) in self.interfaces.extract_if(.., |known| !there.contains(known)) {
+            for program in PACKET {
+                let link = packet_link(program, &interface);
+                self.held.remove(&link);
+                if let Some(pins) = &self.pins {
+                    // The pin of a link whose interface has gone holds nothing.
+                    let _gone = std::fs::remove_file(pins.link(&link));
+                }
+            }
+        }
     }
 
     /// Checks every link of the mode, and attaches again what is gone. Returns the links that were repaired.
@@ -384,7 +408,7 @@ impl Attachments {
                 }
             }
             if has_tcx() {
-                for interface in self.interfaces.clone() {
+                for (interface, _) in self.interfaces.clone() {
                     for (name, done) in self.attach_interface(object, &interface)? {
                         if done != Done::InPlace {
                             repaired.push(name);
@@ -444,13 +468,45 @@ impl Attachments {
         for name in names {
             self.detach(&name)?;
         }
-        for interface in std::mem::take(&mut self.interfaces) {
+        for (interface, _) in std::mem::take(&mut self.interfaces) {
             if !has_tcx() {
                 remove_filters(&interface);
             }
         }
         Ok(())
     }
+}
+
+/// The name of a packet program's link.
+fn packet_link(program: &str, interface: &str) -> String {
+    format!("{program}-{}", pin_word(interface))
+}
+
+/// An interface's name as a word of a pin's name: a BPF file system refuses dots, and an interface's name has no colon.
+fn pin_word(interface: &str) -> String {
+    interface.replace('.', ":")
+}
+
+/// The interface of a packet program's link, by the link's name.
+pub fn interface_of(link: &str) -> Option<(&'static str, String)> {
+    PACKET.iter().find_map(|program| {
+        Some((
+            *program,
+            link.strip_prefix(program)?.strip_prefix('-')?.replace(':', "."),
+        ))
+    })
+}
+
+/// The interfaces of this network namespace, by name and index.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn interfaces() -> Result<Vec<(String, u32)>, AttachError> {
+    let all = nix::net::if_::if_nameindex().map_err(AttachError::List)?;
+    Ok(all
+        .iter()
+        .map(|interface| (interface.name().to_string_lossy().into_owned(), interface.index()))
+        .collect())
 }
 
 fn attach_tcx(
@@ -470,7 +526,7 @@ fn attach_tcx(
         .map_err(refused)?;
     let link = program.take_link(id).map_err(refused)?;
     FdLink::try_from(link).map_err(|error| AttachError::Pin {
-        link: format!("{name}-{interface}"),
+        link: packet_link(name, interface),
         reason: error.to_string(),
     })
 }
