@@ -5,7 +5,13 @@
 //! counters and of the ring buffer is `observe`; what is printed is `view`.
 
 pub mod chi_square;
+pub mod drift;
+mod gamma;
 pub mod imbalance;
 pub mod passage;
+pub mod poisson;
 pub mod reuse;
+#[cfg(test)]
+mod simulated;
+pub mod starvation;
 pub mod window;
