@@ -10,8 +10,10 @@ mod gamma;
 pub mod imbalance;
 pub mod passage;
 pub mod poisson;
+pub mod ports;
 pub mod reuse;
 #[cfg(test)]
 mod simulated;
 pub mod starvation;
+pub mod stickiness;
 pub mod window;
