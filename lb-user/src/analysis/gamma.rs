@@ -91,7 +91,10 @@ mod tests {
     fn the_logarithm_is_that_of_the_factorial() {
         let mut factorial = 0.0_f64;
         for n in 1..60 {
-            assert!((ln_gamma(f64::from(n)) - factorial).abs() < 1e-11 * (1.0 + factorial), "Γ({n})");
+            assert!(
+                (ln_gamma(f64::from(n)) - factorial).abs() < 1e-11 * (1.0 + factorial),
+                "Γ({n})"
+            );
             factorial += f64::from(n).ln();
         }
         assert!((ln_gamma(0.5) - std::f64::consts::PI.sqrt().ln()).abs() < 1e-12);

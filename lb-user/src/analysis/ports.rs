@@ -270,7 +270,10 @@ mod tests {
             ports.ended(2, client(1), destination(81), port % 10, SECOND);
             ports.ended(2, client(2), destination(81), port % 5, SECOND);
         }
-        assert_eq!(ports.worst(40).map(|found| (found.service, found.ratio)), Some((1, 0.5)));
+        assert_eq!(
+            ports.worst(40).map(|found| (found.service, found.ratio)),
+            Some((1, 0.5))
+        );
         let of_two = ports.worst_of(2, 40).unwrap();
         assert_eq!((of_two.client, of_two.ratio), (client(1), 0.25));
         assert!(ports.worst_of(3, 40).is_none());

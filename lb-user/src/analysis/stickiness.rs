@@ -186,7 +186,11 @@ impl Stickiness {
         while self.clients.len() > self.capacity
             && let Some((turn, service, client)) = self.order.pop_front()
         {
-            if self.clients.get(&(service, client)).is_some_and(|last| last.turn == turn) {
+            if self
+                .clients
+                .get(&(service, client))
+                .is_some_and(|last| last.turn == turn)
+            {
                 self.clients.remove(&(service, client));
                 if let Some(service) = self.services.get_mut(&service) {
                     service.clients.remove(&client);
@@ -197,8 +201,9 @@ impl Stickiness {
         // A client that connects often leaves stale entries behind; sweep before they outnumber the live ones.
         if self.order.len() > 2 * self.capacity.max(8) {
             let clients = &self.clients;
-            self.order
-                .retain(|&(turn, service, client)| clients.get(&(service, client)).is_some_and(|last| last.turn == turn));
+            self.order.retain(|&(turn, service, client)| {
+                clients.get(&(service, client)).is_some_and(|last| last.turn == turn)
+            });
         }
     }
 }
@@ -240,7 +245,10 @@ mod tests {
         let found = seen.service(1);
         assert_eq!((found.same, found.clients), (found.pairs, 30));
         assert_eq!(found.pairs, 2_970);
-        assert!(found.chance.is_some_and(|chance| (0.33..0.36).contains(&chance)), "{found:?}");
+        assert!(
+            found.chance.is_some_and(|chance| (0.33..0.36).contains(&chance)),
+            "{found:?}"
+        );
     }
 
     #[test]

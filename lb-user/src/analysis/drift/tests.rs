@@ -40,14 +40,21 @@ fn keep_alive_clients_without_new_connections_are_found() {
         panic!("{:?}", world.drift_changes);
     };
     let found = raised.judgement;
-    assert_eq!((raised.transition, found.backend, found.open), (Transition::Raised, 3, 0));
+    assert_eq!(
+        (raised.transition, found.backend, found.open),
+        (Transition::Raised, 3, 0)
+    );
     assert_eq!(found.status, DriftStatus::LongLived);
     assert!((found.fair - 100.0).abs() < 1e-9 && found.probability < 1e-40);
     // ln(3000) = 8.0 expected at 50 connections in 300 s take 48 s, and two for the grace.
     let after = (raised.at_ns - born_ns) / SECOND;
     assert!((49..=53).contains(&after), "after {after} s");
     assert!(found.seconds_to_half > SLOW_SECONDS, "{found:?}");
-    assert!(world.changes.is_empty(), "no new ones, so that nobody starves: {:?}", world.changes);
+    assert!(
+        world.changes.is_empty(),
+        "no new ones, so that nobody starves: {:?}",
+        world.changes
+    );
     // The clients are restarted at last: new connections come, and it fills up.
     world.run(60, 10.0, fair);
     world.run(60, 10.0, |_, _| 2);
@@ -62,7 +69,10 @@ fn keep_alive_clients_with_a_few_fair_new_connections_are_found() {
     assert_eq!(world.drift_changes.len(), 1);
     // It was raised before the first came, and they do not take it back.
     let found = world.drift.judgement(3).unwrap();
-    assert!(found.new_observed > 10 && found.status == DriftStatus::LongLived, "{found:?}");
+    assert!(
+        found.new_observed > 10 && found.status == DriftStatus::LongLived,
+        "{found:?}"
+    );
     assert!(found.rate_at_most > found.new_observed as f64 / found.new_seconds);
     assert!(world.changes.is_empty(), "{:?}", world.changes);
 }

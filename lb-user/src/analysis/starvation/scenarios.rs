@@ -27,7 +27,10 @@ fn the_founding_story_is_found_at_birth() {
         let bound = 3000_f64.ln() + 2.0_f64.max(rate / 3.0);
         assert!(raised.judgement.expected <= bound, "at {rate}: {raised:?}");
         let within = 4.0 + bound / (rate / 3.0);
-        assert!(((raised.at_ns - born_ns) as f64) < within * 1e9, "at {rate}: {raised:?}");
+        assert!(
+            ((raised.at_ns - born_ns) as f64) < within * 1e9,
+            "at {rate}: {raised:?}"
+        );
         assert_eq!(world.changes.len(), 1, "it stays: {:?}", world.changes);
         // The load stops, and the proxy chooses anew.
         world.run(120, rate, fair);
@@ -51,7 +54,10 @@ fn one_that_stops_getting_its_share_is_found_within_a_window() {
         );
         // The window that was open when it began, and a whole one.
         let window = 1.0 + (RUNNING_EXPECTED + 3_f64.ln() + 3.4) / (rate / 3.0);
-        assert!(((raised.at_ns - from_ns) as f64) < (2.0 * window + 1.0) * 1e9, "at {rate}: {raised:?}");
+        assert!(
+            ((raised.at_ns - from_ns) as f64) < (2.0 * window + 1.0) * 1e9,
+            "at {rate}: {raised:?}"
+        );
     }
 }
 

@@ -21,10 +21,7 @@ fn born_into(per_second: u64, seconds: u64) -> (Detector, Vec<Change>) {
     let mut detector = Detector::new();
     let mut changes = Vec::new();
     for s in 10..=20 + seconds {
-        let mut members = vec![
-            member(1, 1, (s - 10) * per_second),
-            member(2, 1, (s - 10) * per_second),
-        ];
+        let mut members = vec![member(1, 1, (s - 10) * per_second), member(2, 1, (s - 10) * per_second)];
         if s > 20 {
             members.push(member(3, 20, 0));
         }
@@ -95,11 +92,7 @@ fn half_the_share_ends_the_birth_and_windows_follow() {
         let fresh = s.saturating_sub(1) * 4;
         // Fair for 20 seconds, then nothing.
         let third = fresh.min(80);
-        let members = [
-            member(1, 1, 100 + fresh),
-            member(2, 11, fresh),
-            member(3, 11, third),
-        ];
+        let members = [member(1, 1, 100 + fresh), member(2, 11, fresh), member(3, 11, third)];
         changes.extend(detector.read((11 + s) * SECOND, &members));
     }
     let [raised] = changes[..] else {
@@ -169,7 +162,10 @@ fn a_window_closes_only_where_zero_is_proof() {
             };
             let least = (1..4_000).map(|i| f64::from(i) / 100.0).find(|&l| closes(l)).unwrap();
             assert!(least >= RUNNING_EXPECTED + bounds.ln_k);
-            assert!(least <= RUNNING_EXPECTED + bounds.ln_k + 3.4, "k {k}, {seconds} s: {least}");
+            assert!(
+                least <= RUNNING_EXPECTED + bounds.ln_k + 3.4,
+                "k {k}, {seconds} s: {least}"
+            );
             let zero = Tally {
                 start_ns: 0,
                 expected: least,
@@ -227,7 +223,10 @@ fn an_id_used_again_is_another_member() {
     let changes = detector.read(31 * SECOND, &[member(1, 1, 60), member(2, 1, 60), member(3, 30, 7)]);
     assert_eq!((changes.len(), changes[0].transition), (1, Transition::Gone));
     let newborn = detector.judgement(3).unwrap();
-    assert_eq!((newborn.clock, newborn.status, newborn.observed), (Clock::Birth, Status::Unknown, 0));
+    assert_eq!(
+        (newborn.clock, newborn.status, newborn.observed),
+        (Clock::Birth, Status::Unknown, 0)
+    );
 }
 
 #[test]
@@ -285,8 +284,16 @@ fn a_clock_that_stands_or_goes_back_judges_nothing() {
     let mut detector = Detector::new();
     detector.read(10 * SECOND, &[member(1, 1, 0), member(2, 1, 0)]);
     for i in 1..50 {
-        assert!(detector.read(10 * SECOND, &[member(1, 1, 0), member(2, 1, i * 100)]).is_empty());
-        assert!(detector.read(9 * SECOND, &[member(1, 1, 0), member(2, 1, i * 100)]).is_empty());
+        assert!(
+            detector
+                .read(10 * SECOND, &[member(1, 1, 0), member(2, 1, i * 100)])
+                .is_empty()
+        );
+        assert!(
+            detector
+                .read(9 * SECOND, &[member(1, 1, 0), member(2, 1, i * 100)])
+                .is_empty()
+        );
     }
 }
 
