@@ -1,7 +1,8 @@
 //! The upper tail of the χ² distribution, for the alarm on uneven load.
 //!
-//! Only what that needs is here: the regularised upper incomplete gamma function for positive arguments. It is accurate to
-//! about ten digits, also far out in the tail where the alarm's threshold of 1e-6 lies.
+//! It is accurate to about ten digits, also far out in the tail where the alarm's threshold of 1e-6 lies.
+
+use super::gamma;
 
 /// The probability that a χ² variable with `degrees` degrees of freedom is at least `x`.
 ///
@@ -13,71 +14,7 @@ pub fn upper_tail(degrees: u32, x: f64) -> f64 {
     if x.is_infinite() {
         return 0.0;
     }
-    upper_gamma(f64::from(degrees) / 2.0, x / 2.0).clamp(0.0, 1.0)
-}
-
-/// Terms after which both expansions have long converged (they need some √a of them).
-const MAX_TERMS: u32 = 10_000;
-
-/// Q(a, x): the series of its complement below the mean, the continued fraction above.
-fn upper_gamma(a: f64, x: f64) -> f64 {
-    let scale = (a * x.ln() - x - ln_gamma(a)).exp();
-    if x < a + 1.0 {
-        1.0 - scale * series(a, x)
-    } else {
-        scale * fraction(a, x)
-    }
-}
-
-/// Σ xⁿ / (a (a+1) … (a+n)).
-fn series(a: f64, x: f64) -> f64 {
-    let mut term = 1.0 / a;
-    let mut sum = term;
-    for n in 1..MAX_TERMS {
-        term *= x / (a + f64::from(n));
-        sum += term;
-        if term < sum * f64::EPSILON {
-            break;
-        }
-    }
-    sum
-}
-
-/// The continued fraction for Q without its scale, evaluated from the front by Lentz's method.
-fn fraction(a: f64, x: f64) -> f64 {
-    // Stands in for a denominator that comes out as zero.
-    const TINY: f64 = 1e-300;
-    let nonzero = |value: f64| if value.abs() < TINY { TINY } else { value };
-    let mut partial = x + 1.0 - a;
-    let mut numerators = 1.0 / TINY;
-    let mut denominators = 1.0 / partial;
-    let mut value = denominators;
-    for n in 1..MAX_TERMS {
-        let n = f64::from(n);
-        let coefficient = n * (a - n);
-        partial += 2.0;
-        denominators = 1.0 / nonzero(coefficient * denominators + partial);
-        numerators = nonzero(partial + coefficient / numerators);
-        let step = denominators * numerators;
-        value *= step;
-        if (step - 1.0).abs() < f64::EPSILON {
-            break;
-        }
-    }
-    value
-}
-
-/// ln Γ(a) for a > 0: Stirling's series, after moving small arguments up to where it is exact to double precision.
-fn ln_gamma(mut a: f64) -> f64 {
-    let mut shift = 0.0;
-    while a < 12.0 {
-        shift += a.ln();
-        a += 1.0;
-    }
-    let inverse = 1.0 / a;
-    let square = inverse * inverse;
-    let series = inverse * (1.0 / 12.0 - square * (1.0 / 360.0 - square * (1.0 / 1260.0 - square * (1.0 / 1680.0))));
-    (a - 0.5) * a.ln() - a + 0.5 * (2.0 * std::f64::consts::PI).ln() + series - shift
+    gamma::upper(f64::from(degrees) / 2.0, x / 2.0)
 }
 
 #[cfg(test)]
