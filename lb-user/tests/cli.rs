@@ -237,7 +237,8 @@ fn a_diagnosis_ends_with_one_where_something_is_starved() {
     let output = served.ask(&["diagnose"]);
     assert_eq!(code(&output), Some(1), "{}", stderr(&output));
     let text = stdout(&output);
-    assert!(text.starts_with("shop/web http/TCP/IPv4/cluster starved\n"), "{text}");
+    assert!(text.contains("\nstarved   shop/web   http/TCP/IPv4/cluster"), "{text}");
+    assert!(text.contains("\nshop/web http/TCP/IPv4/cluster: STARVED\n"), "{text}");
     let last = text.trim_end().lines().last().expect("a line");
     assert_eq!(last, "  1. Set net.ipv4.vs.conn_reuse_mode to 1.");
 

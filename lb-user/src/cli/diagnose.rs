@@ -11,7 +11,7 @@ use clap::Args;
 use super::{
     Context, Failure, Found,
     backend::filter,
-    grid::Tone,
+    grid::{Grid, Tone, endpoint},
     output::{self, Output},
 };
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
     model::ObjectName,
     view::{
         Answer, DiagnosisView, NodeFactsView, Query, QueryError, StarvedView, VerdictKind, parse_service_name,
-        wording::numbers::{counted, seconds},
+        wording::numbers::{count, counted, seconds},
     },
 };
 
@@ -27,7 +27,7 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(
     after_help = "Without a SERVICE: one line for each Service with traffic, the worst first, and the whole of those that \
-    are\nnot even. Exits with 1 if any is starved or uneven.\n\nExamples:\n  \
+    are starved or uneven. Exits with 1 if any is.\n\nExamples:\n  \
     evenkeel diagnose\n  \
     evenkeel diagnose shop/web\n  \
     evenkeel diagnose -n shop --all\n  \
@@ -107,27 +107,7 @@ fn page(node: &NodeFactsView, items: &[DiagnosisView], detail: Detail, output: O
         for sentence in &item.sentences {
             paragraph(sentence, "  ", "  ", &mut out);
         }
-        let further: Vec<_> = item
-            .starved
-            .iter()
-            .filter_map(|found| further_facts(item, found))
-            .collect();
-        for (found, facts) in further {
-            out.push('\n');
-            paragraph(
-                &format!(
-                    "Why {} ({}):",
-                    super::grid::endpoint(found.addr, found.port),
-                    found.cause
-                ),
-                "  ",
-                "  ",
-                &mut out,
-            );
-            for fact in facts {
-                paragraph(fact, "  - ", "    ", &mut out);
-            }
-        }
+        facts(item, &mut out);
         numbers::write(item, node.time, output, &mut out);
     }
     separate(&mut out);
@@ -138,23 +118,37 @@ fn page(node: &NodeFactsView, items: &[DiagnosisView], detail: Detail, output: O
 
 /// A line for each Service with traffic.
 fn overview(sorted: &[&DiagnosisView], output: Output, out: &mut String) {
-    let busy = sorted.iter().filter(|item| item.verdict != VerdictKind::NoTraffic);
-    for item in busy {
-        let first = item.sentences.first().map_or("", String::as_str);
-        let line = format!("{} {}", name(item), verdict_word(item.verdict));
-        let _infallible = writeln!(out, "{}", tone(item.verdict).paint(&line, output.color));
-        paragraph(first, "  ", "  ", out);
-    }
-    let idle = sorted
+    let mut grid = Grid::new(&["VERDICT", "SERVICE", "SET", ">NEW/MIN", ">STARVED", "CAUSE"]);
+    let busy: Vec<_> = sorted
         .iter()
-        .filter(|item| item.verdict == VerdictKind::NoTraffic)
-        .count() as u64;
+        .filter(|item| item.verdict != VerdictKind::NoTraffic)
+        .collect();
+    for item in &busy {
+        let mut causes: Vec<&str> = item.starved.iter().map(|found| found.cause.as_str()).collect();
+        causes.sort_unstable();
+        causes.dedup();
+        grid.row(
+            tone(item.verdict),
+            [
+                verdict_word(item.verdict).to_owned(),
+                format!("{}/{}", item.namespace, item.service),
+                item.set.clone(),
+                item.new_connections.map_or_else(String::new, |found| count(found.n)),
+                format!("{} of {}", item.starved.len(), eligible(item)),
+                causes.join(","),
+            ],
+        );
+    }
+    let idle = (sorted.len() - busy.len()) as u64;
     if sorted.is_empty() {
         out.push_str("There is no Service here.\n");
-    } else if idle == sorted.len() as u64 {
+    } else if busy.is_empty() {
         out.push_str("No connection to a Service was seen.\n");
+    } else {
+        out.push_str(&grid.render(output.headers, output.color));
     }
     if idle > 0 {
+        // Writing into a String cannot fail.
         let _infallible = writeln!(
             out,
             "{} without traffic not shown; `--all` shows {}.",
@@ -164,15 +158,41 @@ fn overview(sorted: &[&DiagnosisView], output: Output, out: &mut String) {
     }
 }
 
-/// The facts behind an alarm that no sentence of the verdict has said already.
-fn further_facts<'a>(item: &DiagnosisView, found: &'a StarvedView) -> Option<(&'a StarvedView, Vec<&'a str>)> {
-    let facts: Vec<&str> = found
-        .because
-        .iter()
-        .map(String::as_str)
-        .filter(|&fact| !item.sentences.iter().any(|sentence| sentence.contains(fact)))
-        .collect();
-    (!facts.is_empty()).then_some((found, facts))
+/// Endpoints that may get connections on this node.
+fn eligible(item: &DiagnosisView) -> usize {
+    item.endpoints.iter().filter(|found| found.excluded.is_none()).count()
+}
+
+/// The facts behind the alarms that no sentence of the verdict has said already; those that several share are said once.
+fn facts(item: &DiagnosisView, out: &mut String) {
+    let mut groups: Vec<(Vec<&str>, Vec<&StarvedView>)> = Vec::new();
+    for found in &item.starved {
+        let unsaid = |fact: &&str| !item.sentences.iter().any(|sentence| sentence.contains(fact));
+        let facts: Vec<&str> = found.because.iter().map(String::as_str).filter(unsaid).collect();
+        if facts.is_empty() {
+            continue;
+        }
+        match groups.iter_mut().find(|(known, _)| *known == facts) {
+            Some((_, of)) => of.push(found),
+            None => groups.push((facts, vec![found])),
+        }
+    }
+    for (facts, of) in groups {
+        let named: Vec<String> = of
+            .iter()
+            .take(3)
+            .map(|found| format!("{} ({})", endpoint(found.addr, found.port), found.cause))
+            .collect();
+        let more = match of.len().saturating_sub(named.len()) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        out.push('\n');
+        paragraph(&format!("Why {}{more}:", named.join(", ")), "  ", "  ", out);
+        for fact in facts {
+            paragraph(fact, "  - ", "    ", out);
+        }
+    }
 }
 
 fn heading(item: &DiagnosisView, output: Output, out: &mut String) {
@@ -207,7 +227,7 @@ fn tone(verdict: VerdictKind) -> Tone {
 fn node_facts(node: &NodeFactsView, out: &mut String) {
     out.push_str("Node\n");
     let mut line = |label: &str, value: &str| {
-        paragraph(value, &format!("  {label:<13}"), &" ".repeat(15), out);
+        paragraph(value, &format!("  {label:<14}"), &" ".repeat(16), out);
     };
     let place = node
         .node

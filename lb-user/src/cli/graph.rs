@@ -20,10 +20,10 @@ use crate::view::{
 
 /// Show which workload calls which Service, as a table, a picture or Istio Sidecars
 #[derive(Debug, Args)]
-#[command(after_help = "Beside the forms of every command, -o takes here:\n  \
+#[command(after_help = "Besides the forms of every command, -o takes here:\n  \
     dot            a Graphviz digraph\n  \
-    istio-sidecar  one networking.istio.io/v1 Sidecar a namespace, scoped to what its workloads were seen to call\n\n\
-    A node sees the calls of its own clients, and only those made while the agent ran: put the nodes' answers together\n\
+    istio-sidecar  a Sidecar for each namespace, scoped to what its workloads called\n\n\
+    A node sees the calls of its own clients, and only those made while the agent ran: put the nodes' answers together \
     before Sidecars are applied.\n\nExamples:\n  \
     evenkeel graph\n  \
     evenkeel graph -n shop -o json\n  \

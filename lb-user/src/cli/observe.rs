@@ -31,10 +31,10 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("end").args(["count", "last"]))]
 #[command(
-    after_help = "Without -f it ends after 20 events, or --count; with --from it ends with the file. Filters of different\n\
-    kinds must all pass; of several --outcome or --type one must. `-o json` prints one document a line, which --from\n\
-    reads again. Notes of events that were left out pass every filter and are not counted. A file with a line that\n\
-    is no event: the line is named on standard error, the others are shown, and the exit code is 1.\n\nExamples:\n  \
+    after_help = "Without -f it ends after 20 events, or --count; with --from it ends with the file. Filters of different \
+    kinds must all pass; of several --outcome or --type one must. `-o json` prints one document a line, which --from reads \
+    again. Notes of events that were left out pass every filter and are not counted. A line of a file that is no event is \
+    named on standard error, the others are shown, and the exit code is 1.\n\nExamples:\n  \
     evenkeel observe -f\n  \
     evenkeel observe -f shop/web --outcome failed\n  \
     evenkeel observe --type alarm --count 1\n  \

@@ -23,7 +23,7 @@ pub(super) fn write(item: &DiagnosisView, now: Timestamp, output: Output, out: &
         }
     }
     out.push('\n');
-    let mut line = |label: &str, value: &str| paragraph(value, &format!("  {label:<13}"), &" ".repeat(15), out);
+    let mut line = |label: &str, value: &str| paragraph(value, &format!("  {label:<14}"), &" ".repeat(16), out);
     let views = [
         ("New, 1 min:", &item.new_connections),
         ("New, all:", &item.new_since_start),
@@ -76,8 +76,11 @@ pub(super) fn write(item: &DiagnosisView, now: Timestamp, output: Output, out: &
 fn endpoints(item: &DiagnosisView, now: Timestamp) -> Grid {
     let total: u64 = item.endpoints.iter().map(|found| found.window_connects).sum();
     let fair: f64 = item.endpoints.iter().map(|found| found.window_expected).sum();
-    let mut grid = Grid::new(&["ENDPOINT", "STATUS", ">NEW", ">SHARE", ">FAIR", ">OPEN", ">AGE"]);
-    for found in &item.endpoints {
+    let mut grid = Grid::new(&["ENDPOINT", "STATUS", ">NEW/MIN", ">SHARE", ">FAIR", ">OPEN", ">AGE"]);
+    let mut sorted: Vec<&EndpointView> = item.endpoints.iter().collect();
+    // A starved one must not be looked for among hundreds.
+    sorted.sort_by_key(|found| found.status != "starved");
+    for found in sorted {
         grid.row(
             tone(found),
             [
@@ -128,16 +131,19 @@ fn evenness(found: &ImbalanceView) -> String {
         return format!("{sample}: too few to judge");
     }
     let mut text = sample;
-    for (name, value) in [
-        ("max/mean", found.max_over_mean),
-        ("cv", found.cv),
-        ("dispersion", found.dispersion),
-    ] {
+    for (name, value) in [("max/mean", found.max_over_mean), ("cv", found.cv)] {
         if let Some(value) = value {
             let _infallible = write!(text, ", {name} {}", measure(value));
         }
     }
-    let _infallible = write!(text, " (chance: dispersion 1; so uneven {})", chance(found.p));
+    if let Some(dispersion) = found.dispersion {
+        let _infallible = write!(
+            text,
+            ", dispersion {} where chance gives 1 (by chance alone: {})",
+            measure(dispersion),
+            chance(found.p)
+        );
+    }
     text
 }
 
@@ -169,9 +175,9 @@ fn reuse_line(reuse: &ServiceReuseView) -> String {
     if let Some(share) = reuse.same_share {
         let _infallible = write!(
             text,
-            "; {} of the {} that could met the same endpoint again",
-            percent(share),
-            count(reuse.same_backend + reuse.moved)
+            "; of the {} that could be compared {} met the same endpoint again",
+            count(reuse.same_backend + reuse.moved),
+            percent(share)
         );
         if let Some(by_chance) = reuse.expected_same_share {
             let _infallible = write!(text, ", chance gives {}", percent(by_chance));

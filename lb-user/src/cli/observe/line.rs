@@ -96,15 +96,17 @@ fn said(event: &EventView) -> (Tone, String) {
             ..
         } => {
             let numbers = format!(
-                "{} where {} would be fair, in {} (by chance alone: {})",
+                "{} where {} would be fair, in {}",
                 counted(*seen, "connection"),
                 expected(*fair),
-                seconds(*window_seconds),
-                chance(*probability)
+                seconds(*window_seconds)
             );
             let who = endpoint(*addr, *port);
             if *raised {
-                let text = format!("{namespace}/{service}  ALARM {who} is starved ({cause}): {numbers}");
+                let alone = chance(*probability);
+                let text = format!(
+                    "{namespace}/{service}  ALARM {who} is starved ({cause}): {numbers} (by chance alone: {alone})"
+                );
                 (Tone::Bad, text)
             } else {
                 let text = format!("{namespace}/{service}  {who} is starved no longer ({cause}): {numbers}");

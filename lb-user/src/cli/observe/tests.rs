@@ -47,8 +47,12 @@ fn events_are_lines_for_people() {
     if let EventView::Alarm { raised, seen, .. } = &mut over[3] {
         (*raised, *seen) = (false, 210);
     }
-    if let EventView::Connection { client, outcome, .. } = &mut over[2] {
+    if let EventView::Connection {
+        client, outcome, errno, ..
+    } = &mut over[2]
+    {
         client.set_port(0);
+        *errno = Some(99);
         "no_local_port".clone_into(outcome);
     }
     for event in &over[2..4] {

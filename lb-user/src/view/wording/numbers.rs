@@ -78,7 +78,8 @@ pub fn seconds(seconds: f64) -> String {
             );
         }
     }
-    if seconds < 9.95 {
+    // A decimal is kept up to here, because it tells on which side of 60 s a reuse is.
+    if seconds < 119.95 {
         return format!("{} s", trimmed(seconds));
     }
     let whole = seconds.round() as u64;
@@ -90,8 +91,7 @@ pub fn seconds(seconds: f64) -> String {
         }
     };
     match whole {
-        0..120 => format!("{whole} s"),
-        120..7_200 => two(whole / 60, "min", whole % 60, "s"),
+        0..7_200 => two(whole / 60, "min", whole % 60, "s"),
         7_200..172_800 => two(whole / 3_600, "h", whole / 60 % 60, "min"),
         _ => two(whole / 86_400, "d", whole / 3_600 % 24, "h"),
     }
@@ -185,7 +185,9 @@ mod tests {
             (0.013, "13 ms"),
             (4.12, "4.1 s"),
             (28.0, "28 s"),
+            (61.5, "61.5 s"),
             (119.0, "119 s"),
+            (119.96, "2 min"),
             (125.0, "2 min 5 s"),
             (3_725.0, "62 min 5 s"),
             (10_800.0, "3 h"),
