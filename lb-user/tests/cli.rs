@@ -80,6 +80,9 @@ fn without_an_agent_every_question_ends_with_three_and_one_sentence() {
         &["service", "get", "web"],
         &["backend", "list"],
         &["reuse"],
+        &["diagnose"],
+        &["observe", "-f"],
+        &["graph", "-o", "dot"],
         &["table", "get", "web"],
         &["explain", "10.0.0.1", "10.96.0.1:80"],
         &["map", "list"],
@@ -151,6 +154,47 @@ fn bad_flags_end_with_two_and_name_the_flag_and_what_is_allowed() {
         (&["backend", "list", "web", "-n", "shop"], &["--namespace"]),
         (&["status", "-o", "xml"], &["--output", "xml", "json"]),
         (&["status", "--timeout", "5"], &["--wait"]),
+        (
+            &["status", "-o", "dot"],
+            &["--output dot", "graph", "table, wide, json"],
+        ),
+        (
+            &["diagnose", "-o", "istio-sidecar"],
+            &["--output istio-sidecar", "graph"],
+        ),
+        (&["diagnose", "web", "--all"], &["--all"]),
+        (&["observe", "-o", "yaml"], &["--output", "table, wide and json"]),
+        (
+            &["observe", "--outcome", "lost"],
+            &["--outcome", "lost", "timed_out", "same_backend"],
+        ),
+        (
+            &["observe", "--type", "party"],
+            &["--type", "party", "connection, reuse, alarm"],
+        ),
+        (
+            &["observe", "--backend", "10.0.0.300"],
+            &["--backend", "10.0.0.300", "ADDR:PORT"],
+        ),
+        (
+            &["observe", "--client", "10.0.0.300"],
+            &["--client", "10.0.0.300", "NAMESPACE/NAME"],
+        ),
+        (&["observe", "--last", "5"], &["--from"]),
+        (&["observe", "--count", "0"], &["--count", "'0'"]),
+        (&["observe", "-f", "--from", "x"], &["--from"]),
+        (
+            &["observe", "--from", "/nonexistent"],
+            &["--from /nonexistent", "No such file"],
+        ),
+        (
+            &["graph", "--cluster-domain", "A"],
+            &["--cluster-domain", "`A`", "cluster.local"],
+        ),
+        (
+            &["graph", "--extra-host", "x"],
+            &["--extra-host", "`x`", "istio-system/*"],
+        ),
         (&["conjure"], &["conjure"]),
         (&[], &["Usage"]),
     ] {
@@ -188,10 +232,104 @@ fn an_agent_answers_over_its_socket() {
 }
 
 #[test]
+fn a_diagnosis_ends_with_one_where_something_is_starved() {
+    let served = Served::start(true);
+    let output = served.ask(&["diagnose"]);
+    assert_eq!(code(&output), Some(1), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("\nstarved   shop/web   http/TCP/IPv4/cluster"), "{text}");
+    assert!(text.contains("\nshop/web http/TCP/IPv4/cluster: STARVED\n"), "{text}");
+    let last = text.trim_end().lines().last().expect("a line");
+    assert_eq!(last, "  1. Set net.ipv4.vs.conn_reuse_mode to 1.");
+
+    let idle = served.ask(&["diagnose", "dns"]);
+    assert_eq!(code(&idle), Some(0), "{}", stderr(&idle));
+    assert!(stdout(&idle).starts_with("default/dns dns/UDP/IPv4/cluster: NO TRAFFIC\n"));
+
+    let json = served.ask(&["diagnose", "shop/web", "-o", "json"]);
+    assert_eq!(code(&json), Some(1));
+    let value: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!(value["items"][0]["starved"][0]["cause"], "port_reuse");
+    assert_eq!(
+        stdout(&served.ask(&["diagnose", "-o", "name"])),
+        "diagnosis/shop/web/http/TCP/IPv4/cluster\ndiagnosis/default/dns/dns/UDP/IPv4/cluster\n"
+    );
+}
+
+#[test]
+fn events_are_followed_counted_filtered_and_replayed() {
+    let served = Served::start(true);
+    let four = served.ask(&["observe", "--count", "4"]);
+    assert_eq!(code(&four), Some(0), "{}", stderr(&four));
+    assert_eq!(stdout(&four).lines().count(), 4);
+
+    let refused = served.ask(&["observe", "-f", "shop/web", "--outcome", "failed", "--count", "1"]);
+    assert_eq!(code(&refused), Some(0), "{}", stderr(&refused));
+    assert!(stdout(&refused).contains("refused (errno 111)"), "{}", stdout(&refused));
+
+    // The fixture's stream ends, as that of an agent that is stopped does.
+    let ended = served.ask(&["observe", "-f", "-o", "json"]);
+    assert_eq!(code(&ended), Some(3));
+    assert!(stderr(&ended).contains("it ended the stream"), "{}", stderr(&ended));
+    assert_eq!(stdout(&ended).lines().count(), 4);
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("events.jsonl");
+    std::fs::write(&file, [&ended.stdout[..], b"{}\n"].concat()).expect("a file");
+    let path = file.to_str().expect("text");
+    let replayed = evenkeel(&["observe", "--from", path, "--type", "alarm"]);
+    assert_eq!(code(&replayed), Some(1), "for the line that is no event");
+    let said = stderr(&replayed);
+    assert!(
+        said.contains(path) && said.contains("line 5") && said.contains("schemaVersion"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        stdout(&replayed).contains("ALARM [fd00::7]:8080"),
+        "{}",
+        stdout(&replayed)
+    );
+    assert_eq!(stdout(&replayed).lines().count(), 1);
+
+    let mut child = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+        .args(["observe", "--from", "-", "-o", "json"])
+        .stdin(std::fs::File::open(&file).expect("the file"))
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("the binary runs");
+    let mut again = Vec::new();
+    std::io::Read::read_to_end(&mut child.stdout.take().expect("a pipe"), &mut again).expect("text");
+    assert_eq!(child.wait().expect("it ends").code(), Some(1));
+    assert_eq!(again, ended.stdout);
+}
+
+#[test]
+fn the_graph_has_forms_of_its_own() {
+    let served = Served::start(true);
+    let table = stdout(&served.ask(&["graph", "-n", "shop"]));
+    assert!(
+        table.contains("shop/nginx") && !table.contains("default/dns"),
+        "{table}"
+    );
+    let dot = served.ask(&["graph", "-o", "dot"]);
+    assert_eq!(code(&dot), Some(0), "{}", stderr(&dot));
+    assert!(stdout(&dot).starts_with("digraph evenkeel {\n"), "{}", stdout(&dot));
+    let domain = ["graph", "-o", "istio-sidecar", "--cluster-domain", "corp.example"];
+    let sidecars = stdout(&served.ask(&domain));
+    assert!(sidecars.contains("shop/web.shop.svc.corp.example"), "{sidecars}");
+    assert!(sidecars.contains("istio-system/*"), "{sidecars}");
+    let bare = stdout(&served.ask(&[&domain[..], &["--extra-host", "none"]].concat()));
+    assert!(!bare.contains("istio-system/*"), "{bare}");
+}
+
+#[test]
 fn what_does_not_exist_ends_with_one() {
     let served = Served::start(true);
     for (args, what) in [
         (&["service", "get", "shop/none"][..], "Service shop/none"),
+        (&["diagnose", "shop/none"], "Service shop/none"),
         (&["table", "get", "none"], "Service default/none"),
         (&["map", "dump", "nothing"], "map nothing"),
     ] {

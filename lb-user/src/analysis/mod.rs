@@ -4,6 +4,7 @@
 //! file: time and counts come in as arguments, so that each judgement can be replayed and tested. The reading of
 //! counters and of the ring buffer is `observe`; what is printed is `view`.
 
+pub mod calls;
 pub mod cause;
 pub mod chi_square;
 pub mod drift;

@@ -28,7 +28,7 @@ mod version;
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use output::{ColorChoice, Format, Output};
+use output::{Chosen, ColorChoice, Output};
 
 use crate::{
     control::{self, AskError},
@@ -56,8 +56,8 @@ struct Cli {
 #[derive(Debug, clap::Args)]
 struct Global {
     /// How to print: a table, a wide table, JSON, YAML, or names alone
-    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table, help_heading = "Options of every command")]
-    output: Format,
+    #[arg(short, long, global = true, value_enum, default_value_t = Chosen::Table, help_heading = "Options of every command")]
+    output: Chosen,
     /// Leave out the tables' first line
     #[arg(long, global = true, help_heading = "Options of every command")]
     no_headers: bool,
@@ -77,6 +77,9 @@ enum Verb {
     Service(service::ServiceArgs),
     Backend(backend::BackendArgs),
     Reuse(reuse::ReuseArgs),
+    Diagnose(diagnose::DiagnoseArgs),
+    Observe(Box<observe::ObserveArgs>),
+    Graph(graph::GraphArgs),
     Table(table::TableArgs),
     Explain(explain::ExplainArgs),
     Map(map::MapArgs),
@@ -162,8 +165,12 @@ pub fn run() -> ExitCode {
 }
 
 fn perform(cli: Cli) -> Result<Found, Failure> {
+    let (format, picture) = cli.global.output.split();
+    if let Some(picture) = picture.filter(|_| !matches!(cli.verb, Verb::Graph(_))) {
+        return Err(picture.refused());
+    }
     let context = Context {
-        output: Output::new(cli.global.output, !cli.global.no_headers, cli.global.color),
+        output: Output::new(format, !cli.global.no_headers, cli.global.color),
         socket: cli.global.socket,
     };
     match cli.verb {
@@ -173,6 +180,9 @@ fn perform(cli: Cli) -> Result<Found, Failure> {
         Verb::Service(args) => service::run(&args, &context),
         Verb::Backend(args) => backend::run(&args, &context),
         Verb::Reuse(args) => reuse::run(&args, &context),
+        Verb::Diagnose(args) => diagnose::run(&args, &context),
+        Verb::Observe(args) => observe::run(*args, &context),
+        Verb::Graph(args) => graph::run(&args, picture, &context),
         Verb::Table(args) => table::run(&args, &context),
         Verb::Explain(args) => explain::run(&args, &context),
         Verb::Map(args) => map::run(&args, &context),

@@ -7,8 +7,66 @@ use clap::ValueEnum;
 use super::{Failure, backend, diagnose, explain, graph, map, observe, report, reuse, service, status, table};
 use crate::view::{Answer, Document};
 
-/// The forms of output.
+/// What `--output` takes: the forms of every verb, and those that only `graph` writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Chosen {
+    /// Columns for people.
+    Table,
+    /// More columns.
+    Wide,
+    /// One JSON document.
+    Json,
+    /// One YAML document.
+    Yaml,
+    /// One name a line.
+    Name,
+    /// A Graphviz digraph; `graph` alone.
+    #[value(hide = true)]
+    Dot,
+    /// Istio Sidecars; `graph` alone.
+    #[value(hide = true)]
+    IstioSidecar,
+}
+
+/// The forms that only `graph` writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Picture {
+    /// A Graphviz digraph.
+    Dot,
+    /// Istio Sidecars.
+    IstioSidecar,
+}
+
+impl Chosen {
+    /// Parts the forms of every verb from those of `graph`.
+    pub(super) fn split(self) -> (Format, Option<Picture>) {
+        match self {
+            Self::Table => (Format::Table, None),
+            Self::Wide => (Format::Wide, None),
+            Self::Json => (Format::Json, None),
+            Self::Yaml => (Format::Yaml, None),
+            Self::Name => (Format::Name, None),
+            Self::Dot => (Format::Table, Some(Picture::Dot)),
+            Self::IstioSidecar => (Format::Yaml, Some(Picture::IstioSidecar)),
+        }
+    }
+}
+
+impl Picture {
+    /// What another verb says to it.
+    pub(super) fn refused(self) -> Failure {
+        let word = match self {
+            Self::Dot => "dot",
+            Self::IstioSidecar => "istio-sidecar",
+        };
+        Failure::Usage(format!(
+            "--output {word}: only `evenkeel graph` writes this; allowed here are table, wide, json, yaml and name"
+        ))
+    }
+}
+
+/// The forms of output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     /// Columns for people.
     Table,
@@ -128,6 +186,10 @@ fn names(answer: &Answer) -> Result<String, Failure> {
         Answer::TableList { items } => items
             .iter()
             .map(|item| format!("table/{}/{}/{}", item.namespace, item.service, item.set))
+            .collect(),
+        Answer::DiagnosisList { items, .. } => items
+            .iter()
+            .map(|item| format!("diagnosis/{}/{}/{}", item.namespace, item.service, item.set))
             .collect(),
         Answer::MapList { items } => items.iter().map(|item| format!("map/{}", item.name)).collect(),
         _ => {

@@ -27,7 +27,9 @@ fn answers() -> Vec<(&'static str, Answer)> {
             },
         ),
         ("backends", Query::Backends { filter: filter.clone() }),
-        ("reuse", Query::Reuse { filter }),
+        ("reuse", Query::Reuse { filter: filter.clone() }),
+        ("diagnose", Query::Diagnose { filter: filter.clone() }),
+        ("graph", Query::Graph { filter }),
         ("table", Query::Table { namespace, name }),
         (
             "explain",
@@ -97,7 +99,10 @@ fn names_are_one_a_line_or_refused() {
             Ok(text) => all.push_str(&text),
             Err(failure) => {
                 assert_eq!(failure.code(), 2, "{name}");
-                assert!(["status", "reuse", "explain", "map_dump"].contains(&name), "{name}");
+                assert!(
+                    ["status", "reuse", "graph", "explain", "map_dump"].contains(&name),
+                    "{name}"
+                );
             }
         }
     }

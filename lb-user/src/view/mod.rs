@@ -19,6 +19,7 @@ mod service;
 mod status;
 mod table;
 mod time;
+pub mod wording;
 
 pub use answer::{Answer, Document, SCHEMA_VERSION};
 pub use diagnosis::{
