@@ -5,7 +5,11 @@
 
 mod rule;
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
 
 pub use rule::{Dnat, Rule, Target};
 
@@ -28,7 +32,7 @@ pub struct Chain {
 /// One entry of a verdict map: traffic to a frontend goes to a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapped {
-    /// What clients dial.
+    /// What clients dial; the unspecified address stands for every address of the node.
     pub frontend: SocketAddr,
     /// Its protocol.
     pub protocol: Protocol,
@@ -75,6 +79,8 @@ const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
 const JUMP: i32 = -3;
 const GOTO: i32 = -4;
+/// The family of tables for IPv6 alone.
+const IPV6: u8 = 10;
 /// Bytes of the netfilter header before a message's attributes: family, version, resource.
 const FAMILY_HEADER: usize = 4;
 
@@ -118,7 +124,7 @@ pub fn sets(family: u8, table: &str) -> io::Result<Vec<Set>> {
     })
 }
 
-/// Lists a verdict map's entries whose key is an address, a protocol and a port; others are left out.
+/// Lists a verdict map's entries whose key is an address, a protocol and a port, or the latter two; others are left out.
 pub fn verdicts(family: u8, table: &str, map: &str) -> io::Result<Vec<Mapped>> {
     let mut body = vec![family, 0, 0, 0];
     push_text(&mut body, ELEMENTS_TABLE, table);
@@ -127,7 +133,7 @@ pub fn verdicts(family: u8, table: &str, map: &str) -> io::Result<Vec<Mapped>> {
         if kind == NEWSETELEM {
             let list = payload.get(FAMILY_HEADER..).ok_or_else(broken)?;
             let elements = attribute(list, ELEMENTS).unwrap_or_default();
-            entries.extend(attributes(elements).filter_map(|(_, element)| mapped(element)));
+            entries.extend(attributes(elements).filter_map(|(_, element)| mapped(family, element)));
         }
         Ok(())
     })
@@ -157,17 +163,32 @@ fn set(payload: &[u8]) -> io::Result<Option<Set>> {
 }
 
 /// Reads an element; a concatenated key has each of its parts padded to four bytes.
-fn mapped(element: &[u8]) -> Option<Mapped> {
+fn mapped(family: u8, element: &[u8]) -> Option<Mapped> {
     let key = attribute(attribute(element, ELEMENT_KEY)?, DATA_VALUE)?;
     let (address, rest) = key.split_at_checked(key.len().checked_sub(8)?)?;
-    let protocol = protocol(*rest.first()?)?;
-    let port = u16::from_be_bytes(rest.get(4..6)?.try_into().ok()?);
+    let &[number, 0, 0, 0, high, low, 0, 0] = rest else {
+        return None;
+    };
+    let address = if address.is_empty() {
+        any_address(family)
+    } else {
+        rule::address(address)?
+    };
     let verdict = attribute(attribute(element, ELEMENT_DATA)?, DATA_VERDICT)?;
     Some(Mapped {
-        frontend: SocketAddr::new(rule::address(address)?, port),
-        protocol,
+        frontend: SocketAddr::new(address, u16::from_be_bytes([high, low])),
+        protocol: protocol(number)?,
         chain: target(verdict),
     })
+}
+
+/// The address that stands for all of a family's.
+pub(super) fn any_address(family: u8) -> IpAddr {
+    if family == IPV6 {
+        Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
+    }
 }
 
 /// The chain that a verdict leads to.

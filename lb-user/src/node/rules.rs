@@ -31,12 +31,13 @@ pub(super) struct Reached {
     pub(super) computed: bool,
 }
 
-/// By frontend.
+/// By frontend; those of all addresses of the node have the unspecified one.
 pub(super) type Reach = HashMap<(SocketAddr, Protocol), Reached>;
 
 /// One table of rules, as it was read.
 #[derive(Clone, Debug, Default)]
 struct Table {
+    family: u8,
     rules: Vec<Rule>,
     sets: Vec<Set>,
     maps: Vec<Mapped>,
@@ -60,7 +61,13 @@ pub(super) fn read() -> Result<Reach> {
             let entries = nftables::verdicts(family, &name, map);
             maps.extend(entries.map_err(list(format!("the map {map} of the nftables table {name}")))?);
         }
-        join(&Table { rules, sets, maps }, &mut reach);
+        let table = Table {
+            family,
+            rules,
+            sets,
+            maps,
+        };
+        join(&table, &mut reach);
     }
     Ok(reach)
 }
@@ -81,7 +88,10 @@ fn dispatching(rules: &[Rule]) -> BTreeSet<&str> {
 fn join(table: &Table, reach: &mut Reach) {
     let graph = Graph::new(table);
     for rule in &table.rules {
-        let (Some(address), Some(port), Some(target)) = (rule.address, rule.port, &rule.target) else {
+        // kube-proxy asks for a node's address before it comes to this chain.
+        let everywhere = || (rule.chain == "KUBE-NODEPORTS").then(|| nftables::any_address(table.family));
+        let address = rule.address.or_else(everywhere);
+        let (Some(address), Some(port), Some(target)) = (address, rule.port, &rule.target) else {
             continue;
         };
         let protocols = match rule.protocol {
@@ -261,6 +271,10 @@ mod tests {
                 rule("OUTPUT", to("KUBE-SERVICES")),
                 for_frontend("10.96.0.10:80", rule("KUBE-SERVICES", to("KUBE-SVC-A"))),
                 for_frontend("10.96.0.11:80", rule("KUBE-SERVICES", to("KUBE-SVC-B"))),
+                Rule {
+                    address: None,
+                    ..for_frontend("0.0.0.0:30080", rule("KUBE-NODEPORTS", to("KUBE-SVC-B")))
+                },
                 // A service's chain marks what comes from outside.
                 for_frontend("10.96.0.10:80", rule("KUBE-SVC-A", to("KUBE-MARK-MASQ"))),
                 Rule {
@@ -282,6 +296,7 @@ mod tests {
             ["10.244.1.1:8080", "10.244.1.2:8080"]
         );
         assert_eq!(endpoints(&reach, "10.96.0.11:80"), ["10.244.1.3:8080"]);
+        assert_eq!(endpoints(&reach, "0.0.0.0:30080"), ["10.244.1.3:8080"]);
         let web = &reach[&(address("10.96.0.10:80"), Protocol::Tcp)];
         assert_eq!((web.persistent, web.computed), (Some(Duration::from_mins(3)), false));
         assert!(!reach.contains_key(&(address("10.96.0.10:80"), Protocol::Udp)));
@@ -296,6 +311,7 @@ mod tests {
             chain: chain.map(str::to_owned),
         };
         let table = Table {
+            family: 2,
             rules: vec![
                 rule("services", Target::Map("service-ips".to_owned())),
                 rule("service-ULMVA6XW-shop/web/tcp/http", map()),

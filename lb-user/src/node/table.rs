@@ -3,7 +3,11 @@
 //! [`Table::read`] reads all at once, [`Table::find`] answers for one endpoint. The invariant: an endpoint is called absent
 //! only where the whole of its Service's entry was read; in every other case the answer is [`Finding::Unknown`] with the reason.
 
-use std::{collections::HashMap, net::SocketAddr, time::Duration};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
 
 use super::{
     ipvs,
@@ -21,7 +25,7 @@ pub struct Programmed {
     pub scheduler: Option<String>,
     /// How long a client stays with its backend, where it does.
     pub persistent: Option<Duration>,
-    /// Why there may be more backends than these.
+    /// Whether there may be more backends than these.
     incomplete: bool,
 }
 
@@ -59,7 +63,7 @@ pub enum Finding<'t> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     services: HashMap<(SocketAddr, Protocol), Programmed>,
-    /// Why nothing is known of what is not in it.
+    /// Why nothing is known of a frontend that is not in it.
     unknown: Option<String>,
 }
 
@@ -78,7 +82,11 @@ impl Table {
             Kind::KubeProxyIptables | Kind::KubeProxyNftables => {
                 rules::read().map(|reach| Self::of_rules(reach, Some("random")))
             }
-            Kind::Nftables => rules::read().map(|reach| Self::of_rules(reach, None)),
+            // Rules of others may dispatch in ways that are not read, which kube-proxy's do not.
+            Kind::Nftables => rules::read().map(|reach| Self {
+                unknown: Some("no rule names the frontend in a way that is read".to_owned()),
+                ..Self::of_rules(reach, None)
+            }),
             Kind::LegacyIptables => Ok(unknown("rules of legacy iptables are not read")),
             Kind::Cilium => Ok(unknown("Cilium's maps are not read")),
             Kind::CalicoEbpf => Ok(unknown("Calico's maps are not read")),
@@ -91,12 +99,20 @@ impl Table {
         outcome.unwrap_or_else(|error| unknown(&error.reason()))
     }
 
-    /// What the proxy has for a frontend.
+    /// What the proxy has for a frontend, by its own address or as a port of all the node's addresses.
     pub fn service(&self, frontend: SocketAddr, protocol: Protocol) -> Option<&Programmed> {
-        self.services.get(&(frontend, protocol))
+        let everywhere = match frontend {
+            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        let at = |address| {
+            self.services
+                .get(&(SocketAddr::new(address, frontend.port()), protocol))
+        };
+        at(frontend.ip()).or_else(|| at(everywhere))
     }
 
-    /// Why the table says nothing of what is not in it; none where it was read whole.
+    /// Why the table says nothing of a frontend that is not in it; none where it was read whole.
     pub fn unknown(&self) -> Option<&str> {
         self.unknown.as_deref()
     }
@@ -107,13 +123,13 @@ impl Table {
         if let Some((service, backend)) = service.and_then(|s| Some((s, s.backends.get(&endpoint)?))) {
             return Finding::Programmed { service, backend };
         }
-        if let Some(reason) = &self.unknown {
-            return Finding::Unknown(reason);
+        match (service, &self.unknown) {
+            (Some(service), _) if service.incomplete => {
+                Finding::Unknown("the rules compute the endpoint for each connection")
+            }
+            (None, Some(reason)) => Finding::Unknown(reason),
+            (service, _) => Finding::Absent { service },
         }
-        if service.is_some_and(|service| service.incomplete) {
-            return Finding::Unknown("the rules compute the endpoint for each connection");
-        }
-        Finding::Absent { service }
     }
 
     fn of_ipvs(servers: Vec<ipvs::VirtualServer>) -> Self {

@@ -161,7 +161,7 @@ fn iptables_translations_are_read_in_all_their_revisions() {
     );
     let old = [1_u32.to_ne_bytes().to_vec(), range(3, &v4, &v4, [8080, 8080])].concat();
     assert_eq!(target(2, 0, &old), dnat("10.244.1.1", Some(8080)));
-    let v6 = std::net::Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 0, 7]).octets();
+    let v6 = Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 0, 7]).octets();
     assert_eq!(target(10, 1, &range(3, &v6, &v6, [80, 80])), dnat("fd00::7", Some(80)));
     assert_eq!(
         target(2, 2, &range(1, &wide(&v4), &wide(&v4), [0, 0])),
@@ -244,16 +244,24 @@ fn a_maps_elements_are_frontends_of_either_family() {
         [value(1, &value(1, &key)), value(2, &verdict)].concat()
     };
     let to_chain = verdict(-4, "service-web");
-    let v4 = mapped(&element(&[10, 96, 0, 10], 6, to_chain.clone())).expect("an entry");
+    let v4 = mapped(2, &element(&[10, 96, 0, 10], 6, to_chain.clone())).expect("an entry");
     assert_eq!(v4.frontend.to_string(), "10.96.0.10:80");
     assert_eq!((v4.protocol, v4.chain.as_deref()), (Protocol::Tcp, Some("service-web")));
-    let v6 = mapped(&element(&[0xfd; 16], 17, to_chain.clone())).expect("an entry");
+    let v6 = mapped(2, &element(&[0xfd; 16], 17, to_chain.clone())).expect("an entry");
     assert!(v6.frontend.is_ipv6() && v6.protocol == Protocol::Udp);
-    let dropped = mapped(&element(&[10, 96, 0, 10], 6, value(2, &word(1, 0)))).expect("an entry");
+    let dropped = mapped(2, &element(&[10, 96, 0, 10], 6, value(2, &word(1, 0)))).expect("an entry");
     assert_eq!(dropped.chain, None);
-    // SCTP, and a map whose key is a protocol and a port.
-    assert_eq!(mapped(&element(&[10, 96, 0, 10], 132, to_chain.clone())), None);
-    assert_eq!(mapped(&element(&[], 6, to_chain)), None);
+    // A map whose key is a protocol and a port.
+    let node_port = |family| {
+        mapped(family, &element(&[], 6, to_chain.clone()))
+            .expect("an entry")
+            .frontend
+    };
+    assert_eq!(node_port(2).to_string(), "0.0.0.0:80");
+    assert_eq!(node_port(10).to_string(), "[::]:80");
+    // SCTP, and a key of another shape.
+    assert_eq!(mapped(2, &element(&[10, 96, 0, 10], 132, to_chain.clone())), None);
+    assert_eq!(mapped(2, &element(&[10, 96], 6, to_chain)), None);
 }
 
 #[test]
@@ -282,7 +290,7 @@ proptest! {
     #[test]
     fn any_expressions_end_without_a_panic(bytes in proptest::collection::vec(0_u8..24, 0..300)) {
         let _outcome = Rule::read(2, String::new(), &bytes);
-        let _outcome = (mapped(&bytes), chain(&bytes), set(&bytes));
+        let _outcome = (mapped(2, &bytes), chain(&bytes), set(&bytes));
     }
 
     #[test]
