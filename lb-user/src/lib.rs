@@ -22,6 +22,7 @@ pub mod http;
 pub mod lab;
 pub mod metrics;
 pub mod model;
+pub mod node;
 pub mod observe;
 pub mod plan;
 pub mod reconcile;

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use super::{Check, Plan, State};
-use crate::config;
+use crate::{config, node::settings::Sysctls};
 
 pub(super) fn examine(plan: &Plan) -> Vec<Check> {
     vec![
@@ -18,10 +18,11 @@ pub(super) fn examine(plan: &Plan) -> Vec<Check> {
 
 /// Settings that the agent leaves alone, and that explain what its numbers show.
 pub(super) fn neighbours() -> Vec<Check> {
+    let sysctls = Sysctls::read();
     vec![
-        ports(read("/proc/sys/net/ipv4/ip_local_port_range").as_deref()),
-        tw_reuse(read("/proc/sys/net/ipv4/tcp_tw_reuse").as_deref()),
-        conn_reuse(read("/proc/sys/net/ipv4/vs/conn_reuse_mode").as_deref()),
+        ports(&sysctls),
+        tw_reuse(sysctls.tw_reuse.as_deref()),
+        conn_reuse(sysctls.conn_reuse_mode.as_deref()),
         nfs(&release()),
     ]
 }
@@ -172,26 +173,21 @@ fn jit(setting: Option<&str>) -> Check {
     }
 }
 
-fn ports(setting: Option<&str>) -> Check {
+fn ports(sysctls: &Sysctls) -> Check {
     let id = "sysctl.ip_local_port_range";
     let wanted = "10000 or more source ports";
-    let range = setting.and_then(|text| {
-        let mut numbers = text.split_whitespace().map(str::parse::<u32>);
-        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-    });
-    match range {
-        Some((first, last)) => {
-            let count = (last + 1).saturating_sub(first);
+    match (sysctls.local_ports(), sysctls.usable_ports()) {
+        (Some(range), Some(count)) => {
             let state = if count >= 10_000 { State::Ok } else { State::Warn };
             Check::new(
                 id,
                 state,
-                format!("{first} to {last}: {count} ports"),
+                format!("{} to {}: {count} ports", range.start(), range.end()),
                 wanted,
                 "few ports are reused soon: widen the range, or expect reuse within TIME_WAIT",
             )
         }
-        None => Check::new(
+        _ => Check::new(
             id,
             State::Warn,
             "cannot be read",
@@ -289,11 +285,17 @@ mod tests {
 
     #[test]
     fn settings_are_judged() {
-        assert_eq!(ports(Some("32768\t60999")).found, "32768 to 60999: 28232 ports");
-        assert_eq!(ports(Some("32768 60999")).state, State::Ok);
-        assert_eq!(ports(Some("40000 40199")).state, State::Warn);
-        assert_eq!(ports(Some("junk")).state, State::Warn);
-        assert_eq!(ports(Some("60999 32768")).state, State::Warn);
+        let ports = |range: &str| {
+            ports(&Sysctls {
+                local_ports: Some(range.to_owned()),
+                ..Sysctls::default()
+            })
+        };
+        assert_eq!(ports("32768\t60999").found, "32768 to 60999: 28232 ports");
+        assert_eq!(ports("32768 60999").state, State::Ok);
+        assert_eq!(ports("40000 40199").state, State::Warn);
+        assert_eq!(ports("junk").state, State::Warn);
+        assert_eq!(ports("60999 32768").state, State::Warn);
         assert_eq!(conn_reuse(Some("0")).state, State::Warn);
         assert_eq!(conn_reuse(Some("1")).state, State::Ok);
         assert_eq!(conn_reuse(None).state, State::Ok);

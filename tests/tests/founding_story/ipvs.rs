@@ -50,6 +50,18 @@ impl Ipvs {
         self.admin(&["-a", "-t", &frontend, "-r", &backend, "-m"])
     }
 
+    /// Adds a real server with a weight.
+    pub(crate) fn add_weighted(&self, backend: SocketAddr, weight: u32) -> Result<()> {
+        let (frontend, backend, weight) = (self.frontend.to_string(), backend.to_string(), weight.to_string());
+        self.admin(&["-a", "-t", &frontend, "-r", &backend, "-m", "-w", &weight])
+    }
+
+    /// Changes a real server's weight.
+    pub(crate) fn set_weight(&self, backend: SocketAddr, weight: u32) -> Result<()> {
+        let (frontend, backend, weight) = (self.frontend.to_string(), backend.to_string(), weight.to_string());
+        self.admin(&["-e", "-t", &frontend, "-r", &backend, "-m", "-w", &weight])
+    }
+
     fn admin(&self, arguments: &[&str]) -> Result<()> {
         let Output { status, stderr, .. } = self
             .netns

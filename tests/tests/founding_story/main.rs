@@ -5,6 +5,7 @@
 //! them. Lines that begin with `STORY` make the table; `cargo xtask test` repeats them in its summary.
 
 mod agent;
+mod facts;
 mod ipvs;
 mod stage;
 mod table;
@@ -54,6 +55,7 @@ fn main() -> Result<ExitCode> {
         Trial::test(name, move || run(name, bpf.as_ref(), test))
     };
     let trials = vec![
+        trial("the_node_says_what_ipvs_has", facts::the_node_says_what_ipvs_has),
         trial(
             "ipvs_starves_the_third_backend_and_evenkeel_does_not",
             ipvs_starves_the_third_backend_and_evenkeel_does_not,

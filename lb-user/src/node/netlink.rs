@@ -1,0 +1,259 @@
+//! Dumps of kernel tables over netlink: the request, the messages of the answer, and the attributes in a message.
+//!
+//! What messages mean is known by those who ask. Nothing is ever changed in the kernel: each request is a dump. The
+//! invariant: everything received is bounds-checked, and a message that makes no sense ends the dump with an error.
+
+use std::{io, ops::ControlFlow, os::fd::AsRawFd};
+
+use nix::sys::{
+    socket::{
+        AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket,
+        sockopt::ReceiveTimeout,
+    },
+    time::TimeVal,
+};
+
+const NLM_F_REQUEST: u16 = 0x1;
+const NLM_F_DUMP: u16 = 0x300;
+/// The table changed while it was dumped: what came may miss entries.
+const NLM_F_DUMP_INTR: u16 = 0x10;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+/// Bytes of a netlink message's header.
+const HEADER: usize = 16;
+/// Bits of an attribute's kind that say how it is written.
+const KIND_MASK: u16 = 0x3fff;
+/// How often a dump is asked for anew after a change came into it.
+const ATTEMPTS: usize = 4;
+/// More entries than any proxy makes; beyond it the look ends with an error.
+const MAX_MESSAGES: usize = 2_000_000;
+
+/// Asks netfilter for all entries of one kind; each entry's kind and payload go to `entry`, in the kernel's order.
+///
+/// The dump is made in the calling thread's network namespace, and made anew where the table changed meanwhile: `start` is called
+/// before each attempt.
+pub(super) fn dump<T>(
+    kind: u16,
+    body: &[u8],
+    start: impl Fn() -> T,
+    mut entry: impl FnMut(&mut T, u16, &[u8]) -> io::Result<()>,
+) -> io::Result<T> {
+    for _ in 0..ATTEMPTS {
+        let mut whole = start();
+        if once(kind, body, |kind, payload| entry(&mut whole, kind, payload))? {
+            return Ok(whole);
+        }
+    }
+    Err(io::Error::other("the table changed during each of several looks at it"))
+}
+
+/// Makes one dump; false where a change came into it.
+fn once(kind: u16, body: &[u8], mut entry: impl FnMut(u16, &[u8]) -> io::Result<()>) -> io::Result<bool> {
+    let socket = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkNetFilter,
+    )?;
+    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+    // The kernel answers at once, or not at all where netfilter's part is not built in.
+    setsockopt(&socket, ReceiveTimeout, &TimeVal::new(2, 0))?;
+    send(socket.as_raw_fd(), &request(kind, body), MsgFlags::empty())?;
+
+    let mut buffer = vec![0_u8; 64 * 1024];
+    let mut dump = Dump::default();
+    while dump.messages < MAX_MESSAGES {
+        let length = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+        let batch = buffer.get(..length).unwrap_or_default();
+        if dump.take(batch, &mut entry)?.is_break() {
+            return Ok(!dump.interrupted);
+        }
+    }
+    Err(io::Error::other(format!("more than {MAX_MESSAGES} entries")))
+}
+
+fn request(kind: u16, body: &[u8]) -> Vec<u8> {
+    let mut message = Vec::with_capacity(HEADER + body.len());
+    message.extend(((HEADER + body.len()) as u32).to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
+    message.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
+    // Sequence number and port: one request is under way, and the kernel fills in the port.
+    message.extend([0; 8]);
+    message.extend(body);
+    message
+}
+
+/// How far a dump has come.
+#[derive(Debug, Default)]
+struct Dump {
+    messages: usize,
+    interrupted: bool,
+}
+
+impl Dump {
+    /// Reads a batch of messages; breaks at the end of the dump.
+    fn take(
+        &mut self,
+        mut batch: &[u8],
+        entry: &mut impl FnMut(u16, &[u8]) -> io::Result<()>,
+    ) -> io::Result<ControlFlow<()>> {
+        while !batch.is_empty() {
+            let length = word32(batch, 0).ok_or_else(broken)? as usize;
+            let kind = word16(batch, 4).ok_or_else(broken)?;
+            let flags = word16(batch, 6).ok_or_else(broken)?;
+            let message = batch
+                .get(..length)
+                .filter(|message| message.len() >= HEADER)
+                .ok_or_else(broken)?;
+            let payload = &message[HEADER..];
+            self.interrupted |= flags & NLM_F_DUMP_INTR != 0;
+            match kind {
+                NLMSG_DONE => return Ok(ControlFlow::Break(())),
+                NLMSG_ERROR => {
+                    let code = word32(payload, 0).ok_or_else(broken)?.cast_signed();
+                    return Err(io::Error::from_raw_os_error(code.saturating_neg()));
+                }
+                kind => entry(kind, payload)?,
+            }
+            self.messages += 1;
+            batch = batch.get(align(length)..).unwrap_or_default();
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+/// The error for bytes that are no message.
+pub(super) fn broken() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "a netlink message that makes no sense")
+}
+
+/// The attributes of a list, each with its kind, up to the first that makes no sense.
+pub(super) fn attributes(mut list: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(word16(list, 0)?);
+        let kind = word16(list, 2)? & KIND_MASK;
+        let value = list.get(4..length)?;
+        list = list.get(align(length)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+/// The value of the first attribute of a kind.
+pub(super) fn attribute(list: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(list).find_map(|(kind, value)| (kind == wanted).then_some(value))
+}
+
+/// The text of an attribute, which ends at a zero byte.
+pub(super) fn text(list: &[u8], wanted: u16) -> Option<String> {
+    let value = attribute(list, wanted)?;
+    let text = value.split(|&byte| byte == 0).next()?;
+    Some(String::from_utf8_lossy(text).into_owned())
+}
+
+/// The number of an attribute, written in network order.
+pub(super) fn number(list: &[u8], wanted: u16) -> Option<u32> {
+    Some(u32::from_be_bytes(attribute(list, wanted)?.try_into().ok()?))
+}
+
+/// Appends an attribute that holds a text.
+pub(super) fn push_text(message: &mut Vec<u8>, kind: u16, text: &str) {
+    message.extend(((text.len() + 5) as u16).to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
+    message.extend(text.bytes().chain([0]));
+    message.resize(align(message.len()), 0);
+}
+
+/// Messages and attributes begin at multiples of four bytes.
+pub(super) const fn align(length: usize) -> usize {
+    (length + 3) & !3
+}
+
+fn word16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn word32(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn message(kind: u16, flags: u16, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(((HEADER + payload.len()) as u32).to_ne_bytes());
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend([0; 8]);
+        bytes.extend(payload);
+        bytes.resize(align(bytes.len()), 0);
+        bytes
+    }
+
+    fn take(batch: &[u8]) -> io::Result<(bool, bool, Vec<(u16, Vec<u8>)>)> {
+        let (mut dump, mut seen) = (Dump::default(), Vec::new());
+        let end = dump.take(batch, &mut |kind, payload| {
+            seen.push((kind, payload.to_owned()));
+            Ok(())
+        })?;
+        Ok((end.is_break(), dump.interrupted, seen))
+    }
+
+    #[test]
+    fn messages_are_read_to_the_end_of_the_dump() {
+        let batch = [
+            message(77, 2, b"one"),
+            message(78, 2, b"three"),
+            message(NLMSG_DONE, 2, &[0; 4]),
+            message(79, 2, b"beyond"),
+        ]
+        .concat();
+        let (ended, interrupted, seen) = take(&batch).expect("a sound batch");
+        assert!(ended && !interrupted);
+        assert_eq!(seen, [(77, b"one".to_vec()), (78, b"three".to_vec())]);
+    }
+
+    #[test]
+    fn a_change_during_the_dump_is_noticed() {
+        let batch = [message(77, NLM_F_DUMP_INTR, b"one"), message(NLMSG_DONE, 0, &[0; 4])].concat();
+        let (ended, interrupted, _) = take(&batch).expect("a sound batch");
+        assert!(ended && interrupted);
+    }
+
+    #[test]
+    fn an_error_message_is_the_kernels_error() {
+        let error = take(&message(NLMSG_ERROR, 0, &(-libc::EPERM).to_ne_bytes()));
+        assert_eq!(error.expect_err("it is an error").raw_os_error(), Some(libc::EPERM));
+    }
+
+    #[test]
+    fn attributes_are_found_behind_others_whatever_their_marks() {
+        let mut list = Vec::new();
+        push_text(&mut list, 1, "nat");
+        push_text(&mut list, 0x8000 | 7, "nested");
+        list.extend([8_u16.to_ne_bytes(), 3_u16.to_ne_bytes()].concat());
+        list.extend(5_u32.to_be_bytes());
+        assert_eq!(text(&list, 1).as_deref(), Some("nat"));
+        assert_eq!(text(&list, 7).as_deref(), Some("nested"));
+        assert_eq!(number(&list, 3), Some(5));
+        assert_eq!(number(&list, 7), None);
+        assert_eq!(attribute(&list, 9), None);
+        assert_eq!(attributes(&list).count(), 3);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_end_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _outcome = take(&bytes);
+            let _outcome = attributes(&bytes).count();
+        }
+
+        #[test]
+        fn any_attributes_end_without_a_panic(bytes in proptest::collection::vec(0_u8..24, 0..200)) {
+            let _outcome = (text(&bytes, 1), number(&bytes, 2));
+        }
+    }
+}

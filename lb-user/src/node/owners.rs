@@ -1,0 +1,191 @@
+//! Who else translates Services on this node: kube-proxy in its modes, Cilium, Calico.
+//!
+//! Found by what each leaves in the kernel: devices, chains (asked for over netlink, so that no tool need be installed), pins.
+//! The agent refuses to balance beside them and watches beside them gladly.
+
+use std::{fs, io, path::Path};
+
+use super::nftables::{self, Chain};
+
+/// The system that an owner of Services is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// kube-proxy in its IPVS mode.
+    KubeProxyIpvs,
+    /// kube-proxy in its iptables mode.
+    KubeProxyIptables,
+    /// kube-proxy in its nftables mode.
+    KubeProxyNftables,
+    /// Cilium in kube-proxy's place.
+    Cilium,
+    /// Calico's eBPF dataplane.
+    CalicoEbpf,
+}
+
+/// Another owner of Services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Which it is.
+    pub system: System,
+    /// Its name.
+    pub name: &'static str,
+    /// What was found of it.
+    pub trace: String,
+}
+
+impl Owner {
+    fn new(system: System, trace: String) -> Self {
+        let name = match system {
+            System::KubeProxyIpvs => "kube-proxy (ipvs)",
+            System::KubeProxyIptables => "kube-proxy (iptables)",
+            System::KubeProxyNftables => "kube-proxy (nftables)",
+            System::Cilium => "Cilium",
+            System::CalicoEbpf => "Calico (eBPF)",
+        };
+        Self { system, name, trace }
+    }
+}
+
+/// What the look at this node found, and what it could not see.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Owners {
+    /// The owners found.
+    pub found: Vec<Owner>,
+    /// Why some could not be looked for.
+    pub unseen: Vec<String>,
+}
+
+/// Looks at this node's network namespace and BPF file system.
+pub fn find(bpffs: &Path) -> Owners {
+    let mut owners = Owners::default();
+    match devices() {
+        Ok(devices) => owners.found.extend(by_device(&devices)),
+        Err(error) => owners.unseen.push(format!("network devices: {error}")),
+    }
+    match nftables::chains() {
+        Ok(all) => owners.found.extend(by_chain(&all)),
+        Err(error) => owners.unseen.push(format!("nftables chains: {error}")),
+    }
+    if legacy_iptables() {
+        owners
+            .unseen
+            .push("legacy iptables has a nat table whose chains cannot be seen".to_owned());
+    }
+    let mut pins = names(bpffs).unwrap_or_default();
+    pins.extend(names(&bpffs.join("tc/globals")).unwrap_or_default());
+    owners.found.extend(by_pin(&pins));
+    owners
+}
+
+/// Whether the old iptables has rules that translate: they are in no netlink dump, and the file names the tables ever used.
+pub(super) fn legacy_iptables() -> bool {
+    ["ip_tables_names", "ip6_tables_names"].iter().any(|file| {
+        fs::read_to_string(format!("/proc/thread-self/net/{file}"))
+            .is_ok_and(|tables| tables.lines().any(|table| table == "nat"))
+    })
+}
+
+/// Names of the devices of this network namespace; /sys would show those of the namespace in which it was mounted.
+fn devices() -> io::Result<Vec<String>> {
+    let devices = nix::net::if_::if_nameindex()?;
+    Ok(devices
+        .iter()
+        .map(|device| device.name().to_string_lossy().into_owned())
+        .collect())
+}
+
+fn names(folder: &Path) -> io::Result<Vec<String>> {
+    fs::read_dir(folder)?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
+}
+
+fn by_device(devices: &[String]) -> Vec<Owner> {
+    let traced = |system, matches: &dyn Fn(&str) -> bool| {
+        let device = devices.iter().find(|device| matches(device))?;
+        Some(Owner::new(system, format!("device {device}")))
+    };
+    [
+        traced(System::KubeProxyIpvs, &|device| device == "kube-ipvs0"),
+        traced(System::Cilium, &|device| {
+            device == "cilium_host" || device == "cilium_net"
+        }),
+        traced(System::CalicoEbpf, &|device| device == "bpfin.cali"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn by_chain(all: &[Chain]) -> Option<Owner> {
+    // The iptables mode writes KUBE-SERVICES into a nat table, the nftables mode owns the table kube-proxy. Lone KUBE-*
+    // chains (hints, firewall marks) are the kubelet's and translate nothing.
+    let (system, chain) = all.iter().find_map(|chain| {
+        if chain.table == "kube-proxy" {
+            Some((System::KubeProxyNftables, chain))
+        } else {
+            (chain.name == "KUBE-SERVICES").then_some((System::KubeProxyIptables, chain))
+        }
+    })?;
+    Some(Owner::new(
+        system,
+        format!("chain {} in table {}", chain.name, chain.table),
+    ))
+}
+
+fn by_pin(pins: &[String]) -> Vec<Owner> {
+    let traced = |system, matches: &dyn Fn(&str) -> bool| {
+        let pin = pins.iter().find(|pin| matches(pin))?;
+        Some(Owner::new(system, format!("BPF pin {pin}")))
+    };
+    [
+        traced(System::Cilium, &|pin| pin == "cilium" || pin.starts_with("cilium_")),
+        traced(System::CalicoEbpf, &|pin| {
+            pin.starts_with("cali_") && pin.contains("nat")
+        }),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|&text| text.to_owned()).collect()
+    }
+
+    fn chain(table: &str, name: &str) -> Chain {
+        Chain {
+            family: 2,
+            table: table.to_owned(),
+            name: name.to_owned(),
+            translates: false,
+        }
+    }
+
+    #[test]
+    fn each_owner_is_known_by_its_traces() {
+        let found = by_device(&strings(&["lo", "eth0", "kube-ipvs0", "cilium_net"]));
+        assert_eq!(
+            found.iter().map(|owner| owner.system).collect::<Vec<_>>(),
+            [System::KubeProxyIpvs, System::Cilium]
+        );
+        assert!(by_device(&strings(&["lo", "cali1234"])).is_empty());
+        assert!(by_chain(&[chain("nat", "PREROUTING"), chain("mangle", "KUBE-KUBELET-CANARY")]).is_none());
+        let system = |chains: &[Chain]| by_chain(chains).map(|owner| owner.system);
+        assert_eq!(
+            system(&[chain("nat", "KUBE-SERVICES")]),
+            Some(System::KubeProxyIptables)
+        );
+        assert_eq!(
+            system(&[chain("kube-proxy", "services")]),
+            Some(System::KubeProxyNftables)
+        );
+        assert_eq!(by_pin(&strings(&["cilium", "evenkeel"])).len(), 1);
+        assert_eq!(by_pin(&strings(&["cali_v4_nat_fe3"])).len(), 1);
+        assert!(by_pin(&strings(&["evenkeel", "ip", "tc"])).is_empty());
+    }
+}
