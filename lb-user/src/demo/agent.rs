@@ -16,12 +16,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{
-    interrupt::Interrupts,
     outcome::{Reuse, ReuseBucket},
     stage::{self, Stage},
 };
 use crate::{
     control,
+    interrupt::Interrupts,
     lab::{
         Child, ChildCgroup, Netns,
         manifest::{Endpoint, Folder, Service},

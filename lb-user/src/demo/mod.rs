@@ -8,7 +8,6 @@
 
 mod act;
 mod agent;
-mod interrupt;
 mod outcome;
 mod panel;
 mod picture;
@@ -33,8 +32,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 use nix::unistd::geteuid;
 
-use self::{agent::Agent, interrupt::Interrupts, plot::Plot, progress::Progress, reference::Rules, stage::Stage};
-use crate::lab::{ChildCgroup, mounts::BpfFs};
+use self::{agent::Agent, plot::Plot, progress::Progress, reference::Rules, stage::Stage};
+use crate::{
+    interrupt::Interrupts,
+    lab::{ChildCgroup, mounts::BpfFs},
+};
 
 /// Fewest connections of the steady act.
 const LEAST_CONNECTIONS: u64 = 300;

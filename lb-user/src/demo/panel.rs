@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, net::SocketAddr};
 
 use super::outcome::{Act, Outcome, Reuse, Window};
+use crate::draw::thousands;
 
 /// One act in both arms.
 #[derive(Debug)]
@@ -199,31 +200,10 @@ pub(super) fn intervals(reuse: &Reuse) -> Vec<(String, u64)> {
     rows.split_off(start)
 }
 
-/// A number with commas.
-pub(super) fn thousands(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::demo::outcome::ReuseBucket;
-
-    #[test]
-    fn numbers_have_commas() {
-        assert_eq!(
-            [0, 999, 1_000, 12_345_678].map(thousands),
-            ["0", "999", "1,000", "12,345,678"]
-        );
-    }
 
     #[test]
     fn empty_ends_of_the_histogram_are_left_out() {

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use super::{
     outcome::{Outcome, Reuse},
-    panel::{Panel, intervals, panels, same_share, thousands},
+    panel::{Panel, intervals, panels, same_share},
 };
+use crate::draw::thousands;
 
 /// Width of the names at the left.
 const NAME: usize = 16;

@@ -10,13 +10,15 @@ use anyhow::Result;
 use super::{
     act::{Added, Change, Script, evaluate, millis},
     agent::Agent,
-    interrupt::Interrupts,
     outcome::{Act, Reuse},
     progress::Progress,
     reference::Rules,
     stage::{self, Stage},
 };
-use crate::lab::client::{Client, Load, Way};
+use crate::{
+    interrupt::Interrupts,
+    lab::client::{Client, Load, Way},
+};
 
 /// Connections a second of the TCP acts.
 const RATE: f64 = 4_000.0;

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use super::{
     outcome::Outcome,
-    panel::{Panel, intervals, panels, same_share, thousands},
+    panel::{Panel, intervals, panels, same_share},
 };
+use crate::draw::{escape, thousands};
 
 const WIDTH: f64 = 960.0;
 const MARGIN: f64 = 40.0;
@@ -215,10 +216,6 @@ text {{ font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-s
 "#
         )
     }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

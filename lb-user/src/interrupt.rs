@@ -1,4 +1,4 @@
-//! Ctrl-C and its like, as a question that the acts ask often.
+//! Ctrl-C and its like, as a question that a long job asks often.
 //!
 //! A signal only sets a flag; what it interrupts unwinds in the ordinary way and removes what it made.
 
@@ -14,14 +14,14 @@ static CAUGHT: AtomicBool = AtomicBool::new(false);
 
 const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
-/// The demo was asked to stop.
+/// The program was asked to stop.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("interrupted")]
-pub(super) struct Interrupted;
+pub(crate) struct Interrupted;
 
 /// Catches the signals that end a program, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Interrupts {
+pub(crate) struct Interrupts {
     caught: &'static AtomicBool,
     before: Vec<(Signal, SigAction)>,
 }
@@ -32,7 +32,7 @@ extern "C" fn note(_signal: libc::c_int) {
 
 impl Interrupts {
     /// Starts catching.
-    pub(super) fn catch() -> nix::Result<Self> {
+    pub(crate) fn catch() -> nix::Result<Self> {
         CAUGHT.store(false, Ordering::Relaxed);
         let action = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESTART, SigSet::empty());
         let mut before = Vec::new();
@@ -47,7 +47,7 @@ impl Interrupts {
     }
 
     /// Fails once a signal has come.
-    pub(super) fn check(&self) -> Result<(), Interrupted> {
+    pub(crate) fn check(&self) -> Result<(), Interrupted> {
         if self.caught.load(Ordering::Relaxed) {
             Err(Interrupted)
         } else {
@@ -55,8 +55,8 @@ impl Interrupts {
         }
     }
 
-    /// Lets time pass, which is what an act's script is made of.
-    pub(super) fn pass(&self, time: Duration) -> Result<(), Interrupted> {
+    /// Lets time pass, as a script or a poll does; fails once a signal has come.
+    pub(crate) fn pass(&self, time: Duration) -> Result<(), Interrupted> {
         let until = Instant::now() + time;
         loop {
             self.check()?;
@@ -69,7 +69,7 @@ impl Interrupts {
     }
 
     /// Waits until a signal comes.
-    pub(super) fn wait(&self) {
+    pub(crate) fn wait(&self) {
         while self.check().is_ok() {
             thread::sleep(Duration::from_millis(50));
         }
