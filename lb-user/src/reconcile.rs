@@ -79,7 +79,7 @@ pub struct Reconciler<M = Kernel> {
     /// Services of the agent's own, beside those that are wanted from outside.
     own: BTreeMap<ObjectName, DesiredService>,
     usable: Arc<UsableBackends>,
-    /// Kept while interfaces are observed.
+    /// Kept for those who judge records.
     directory: Option<Arc<Directory>>,
     epoch: Instant,
 }
@@ -208,7 +208,7 @@ impl<M: Maps> Reconciler<M> {
         for (name, service) in &self.applied {
             self.by_id.insert(service.service_id, name.clone());
             self.owners.exchange(None, Some(service));
-            self.tell_observers(service, true);
+            self.tell_observers(name, service, true);
         }
         self.settle_all();
         Flushed {
@@ -330,13 +330,13 @@ impl<M: Maps> Reconciler<M> {
         if let Some(old) = &old {
             self.compiler.retire(old, new.as_ref(), now);
             self.by_id.remove(&old.service_id);
-            self.tell_observers(old, false);
+            self.tell_observers(&name, old, false);
         }
         self.sync.errors.remove(&name);
         self.sync.crowded_out.remove(&name);
         self.sync.latencies.push(since.elapsed());
         if let Some(new) = new {
-            self.tell_observers(&new, true);
+            self.tell_observers(&name, &new, true);
             self.by_id.insert(new.service_id, name.clone());
             self.applied.insert(name, new);
         }
@@ -537,17 +537,22 @@ impl<M: Maps> Reconciler<M> {
         Arc::clone(&self.usable)
     }
 
-    /// Keeps a directory of whose address is whose, for the packets of observed interfaces.
+    /// Keeps a directory of what addresses and ids stand for.
     pub fn keep_directory(&mut self, directory: Arc<Directory>) {
         self.directory = Some(directory);
     }
 
-    /// Tells those who judge records which backends may get connections, and whose addresses there are.
-    fn tell_observers(&self, service: &Compiled, present: bool) {
+    /// Tells those who judge records which backends may get connections, and what addresses and ids there are.
+    fn tell_observers(&self, name: &ObjectName, service: &Compiled, present: bool) {
         for (id, backend) in &service.backends {
             self.usable.set(*id, present && backend.state == state::ACTIVE);
         }
         let Some(directory) = &self.directory else { return };
+        if present {
+            directory.name(service.service_id, name);
+        } else {
+            directory.forget(service.service_id, service.backends.iter().map(|(id, _)| *id));
+        }
         let frontends = service.frontends.iter().map(|(key, _)| (*key, 0));
         let backends = service
             .backends

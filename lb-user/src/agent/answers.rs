@@ -502,20 +502,23 @@ impl Answers for Shared {
             .collect())
     }
 
-    fn diagnose(&self, _filter: &ServiceFilter) -> Result<(NodeFactsView, Vec<DiagnosisView>), QueryError> {
-        Err(QueryError::NotReady("diagnosis".to_owned()))
+    fn diagnose(&self, filter: &ServiceFilter) -> Result<(NodeFactsView, Vec<DiagnosisView>), QueryError> {
+        let (node, items) = self.diagnoses(filter)?;
+        Ok((node, items.into_iter().map(|(view, _)| view).collect()))
     }
 
-    fn report(&self, _filter: &ServiceFilter) -> Result<ReportView, QueryError> {
-        Err(QueryError::NotReady("report".to_owned()))
+    fn report(&self, filter: &ServiceFilter) -> Result<ReportView, QueryError> {
+        self.report_view(filter)
     }
 
-    fn graph(&self, _filter: &ServiceFilter) -> Result<GraphView, QueryError> {
-        Err(QueryError::NotReady("graph".to_owned()))
+    fn graph(&self, filter: &ServiceFilter) -> Result<GraphView, QueryError> {
+        self.graph_view(filter)
     }
 
-    fn follow(&self, _filter: &ServiceFilter) -> Result<EventReader, QueryError> {
-        Err(QueryError::NotReady("events".to_owned()))
+    fn follow(&self, filter: &ServiceFilter) -> Result<EventReader, QueryError> {
+        let mut observation = lock(&self.observation);
+        (observation.followers.add(filter.clone()))
+            .ok_or_else(|| QueryError::Failed("too many readers follow the events already".to_owned()))
     }
 
     fn map_dump(&self, name: &str) -> Result<MapDumpView, QueryError> {

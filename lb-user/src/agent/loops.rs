@@ -3,6 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use aya_log::EbpfLogger;
+use lb_common::socket::phase;
 use tokio::{
     io::unix::AsyncFd,
     sync::{Mutex as AsyncMutex, mpsc},
@@ -11,16 +12,26 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    addresses, heap, interfaces,
+    addresses,
+    diagnosis::Case,
+    heap, interfaces,
     probe::Probe,
     state::{Shared, lock},
 };
 use crate::{
-    analysis::window::Reading,
-    model::Update,
-    observe::{monotonic_ns, ring::Ring},
+    analysis::{ports::Destination, stickiness::Client},
+    compile::Compiled,
+    model::{ObjectName, Update},
+    observe::{
+        SetKey, monotonic_ns, octets,
+        ring::Ring,
+        sets::{AlarmChange, Sample},
+        wall,
+    },
+    reconcile::Reconciler,
     source::Running,
     supervise::{Liveness, supervise},
+    view::{EventView, Mode},
 };
 
 /// How long updates are gathered before they are written: a burst is one plan.
@@ -42,6 +53,9 @@ const PROBE: Duration = Duration::from_secs(10);
 const PROBE_AGAIN: Duration = Duration::from_millis(50);
 /// The most records that are taken under one lock.
 const MOST_RECORDS: usize = 4_096;
+
+/// The most sockets that are looked at for the use of ports.
+const MOST_SOCKETS: usize = 65_536;
 
 type Log = EbpfLogger<&'static dyn log::Log>;
 
@@ -250,46 +264,147 @@ async fn readings(shared: &Arc<Shared>, liveness: &Liveness) -> Result<(), Strin
 }
 
 fn read_counters(shared: &Shared) -> Result<(), String> {
+    let begun = read_sets(shared)?;
+    if begun.alarms {
+        explain_alarms(shared);
+    }
+    tell_alarms(shared, &begun.changes);
+    Ok(())
+}
+
+/// What a reading found.
+#[derive(Default)]
+struct Read {
+    changes: Vec<(ObjectName, AlarmChange, SetKey)>,
+    /// Whether any alarm holds.
+    alarms: bool,
+}
+
+fn read_sets(shared: &Shared) -> Result<Read, String> {
     let reconciler = lock(&shared.reconciler);
     let kernel = reconciler.kernel();
-    let end = reconciler
-        .applied()
-        .values()
-        .map(|service| service.service_id + 1)
-        .max()
-        .unwrap_or(0);
-    let mut busy: HashMap<u32, bool> = HashMap::new();
-    kernel
-        .service_counters(end, |id, counters| {
-            busy.insert(id, counters.connects > 0);
-        })
-        .map_err(|error| error.to_string())?;
+    let all = Shared::all_service_counters(&reconciler).map_err(|error| error.to_string())?;
+    let counters_of = |service: &Compiled| all.get(service.service_id as usize).copied().unwrap_or_default();
     let with_traffic = || {
-        let is_busy = |id: &u32| busy.get(id).copied().unwrap_or(false);
-        reconciler
-            .applied()
-            .values()
-            .filter(move |service| is_busy(&service.service_id))
+        reconciler.applied().iter().filter(|(name, service)| {
+            let counters = counters_of(service);
+            counters.connects + counters.direct > 0 && !reconciler.is_own(name)
+        })
     };
-    let ids = with_traffic().flat_map(|service| service.backends.iter().map(|(id, _)| *id));
+    let ids = with_traffic().flat_map(|(_, service)| service.backends.iter().map(|(id, _)| *id));
     let counters = kernel.backend_counters_of(ids).map_err(|error| error.to_string())?;
+    let open = open_ports(&reconciler);
     let mut observation = lock(&shared.observation);
+    observation.set_open_ports(&open);
     let now = monotonic_ns();
-    for service in with_traffic() {
+    let balance = shared.config.mode == Mode::Balance;
+    let mut read = Read::default();
+    for (name, service) in with_traffic() {
+        let of_service = counters_of(service);
         for set in &service.sets {
-            let members: Vec<Reading> = set
+            let samples: Vec<Sample> = set
                 .members
                 .iter()
-                .map(|(id, weight)| Reading {
+                .map(|(id, weight)| Sample {
                     backend: *id,
                     weight: u32::from(*weight),
-                    total: counters.get(id).map_or(0, |c| c.connects),
+                    counters: counters.get(id).copied().unwrap_or_default(),
                 })
                 .collect();
-            observation.read_set(service.service_id, set.set_id, now, &members);
+            let key = (service.service_id, set.set_id);
+            let changes = observation.read_set(key, now, balance, &of_service, &samples);
+            read.changes
+                .extend(changes.into_iter().map(|change| (name.clone(), change, key)));
+            read.alarms |= observation.watch(key).is_some_and(|watch| watch.alarms().next().is_some());
+        }
+        observation.keep_sets(service.service_id, |id| service.sets.iter().any(|set| set.set_id == id));
+    }
+    Ok(read)
+}
+
+/// Connections open now, by Service, client and destination.
+fn open_ports(reconciler: &Reconciler) -> HashMap<(u32, Client, Destination), u64> {
+    let mut open = HashMap::new();
+    for (_, state) in reconciler.kernel().sockets().take(MOST_SOCKETS) {
+        if state.client_port.0 == 0 || state.phase == phase::RECORDED {
+            continue;
+        }
+        let client = Client {
+            netns: 0,
+            address: octets(state.client),
+        };
+        let destination = Destination {
+            address: octets(state.vip),
+            port: state.vip_port.get(),
+            protocol: state.proto,
+        };
+        *open.entry((state.service_id, client, destination)).or_default() += 1;
+    }
+    open
+}
+
+/// Names the causes of the alarms that hold, by what the node says now.
+fn explain_alarms(shared: &Shared) {
+    let facts = shared.fresh_facts();
+    let reconciler = lock(&shared.reconciler);
+    let mut observation = lock(&shared.observation);
+    let mut verdicts = Vec::new();
+    for (name, service) in reconciler.applied() {
+        for set in &service.sets {
+            let key = (service.service_id, set.set_id);
+            let Some(watch) = observation.watch(key) else { continue };
+            let case = Case {
+                name,
+                service,
+                set,
+                watch,
+            };
+            for alarm in watch.alarms() {
+                let verdict = shared.verdict(&case, &reconciler, &observation, &facts, alarm);
+                verdicts.push((key, alarm.backend, verdict));
+            }
         }
     }
-    Ok(())
+    for (key, backend, verdict) in verdicts {
+        if let Some(watch) = observation.watch_mut(key) {
+            watch.explain(backend, verdict);
+        }
+    }
+}
+
+/// Logs alarms that begin or end, and hands them to those who follow events.
+fn tell_alarms(shared: &Shared, changes: &[(ObjectName, AlarmChange, SetKey)]) {
+    let mut observation = lock(&shared.observation);
+    for (name, change, key) in changes {
+        let known = observation.watch(*key).and_then(|watch| watch.alarms().find(|a| a.backend == change.alarm.backend));
+        let alarm = known.filter(|_| change.raised).unwrap_or(&change.alarm).clone();
+        let Some(endpoint) = shared.directory.backend(alarm.backend) else {
+            continue;
+        };
+        let cause = alarm.verdict.cause.name();
+        if change.raised {
+            tracing::warn!(
+                service = %name, %endpoint, cause, view = alarm.kind.name(), expected = alarm.expected, seen = alarm.seen,
+                probability = alarm.probability, window_seconds = alarm.window_seconds, "an endpoint is starved"
+            );
+        } else {
+            tracing::info!(service = %name, %endpoint, cause, "an endpoint is starved no longer");
+        }
+        let event = EventView::Alarm {
+            time: wall(monotonic_ns()),
+            namespace: name.namespace.to_string(),
+            service: name.name.to_string(),
+            addr: endpoint.ip(),
+            port: endpoint.port(),
+            raised: change.raised,
+            cause: cause.to_owned(),
+            expected: alarm.expected,
+            seen: alarm.seen,
+            probability: alarm.probability,
+            window_seconds: alarm.window_seconds,
+        };
+        observation.followers.tell(name, &event);
+    }
 }
 
 /// Readiness: the first synchronisation is written, and the agent's own connection passes through the datapath.

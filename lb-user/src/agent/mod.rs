@@ -6,8 +6,11 @@
 
 mod addresses;
 mod answers;
+mod diagnosis;
 mod dump;
 mod explain;
+mod facts;
+mod graph;
 mod heap;
 mod interfaces;
 mod loops;
@@ -16,6 +19,7 @@ mod probe;
 mod state;
 
 use std::{
+    collections::HashMap,
     fs,
     sync::{Arc, Mutex},
     time::{Instant, SystemTime},
@@ -245,9 +249,7 @@ async fn serve(config: Config) -> Result<()> {
     let probe = Arc::new(probe::Probe::listen(config.mode).context("listen for the self-probe")?);
     reconciler.add_own(probe.service());
     let directory = Arc::new(Directory::default());
-    if config.interfaces.any() {
-        reconciler.keep_directory(directory.clone());
-    }
+    reconciler.keep_directory(directory.clone());
     let ring = Ring::new(events).context("watch the ring buffer")?;
 
     let cancel = CancellationToken::new();
@@ -266,7 +268,10 @@ async fn serve(config: Config) -> Result<()> {
         usable: reconciler.usable(),
         census: Census::new(reconciler.kernel()),
         reconciler: Mutex::new(reconciler),
-        observation: Mutex::new(Observation::new(horizon_ns, directory)),
+        observation: Mutex::new(Observation::new(horizon_ns, directory.clone())),
+        directory,
+        facts: Mutex::new(None),
+        earlier: Mutex::new(HashMap::new()),
         programs: Mutex::new(programs),
         source: running.status.clone(),
         loops: Mutex::new(running.loops.clone()),

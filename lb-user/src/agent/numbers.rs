@@ -20,6 +20,7 @@ use crate::{
         Snapshot, SyncSample, families::CONNECT_EDGES,
     },
     model::Kind,
+    observe::Observation,
     reconcile::Reconciler,
     view::{ServiceFilter, Timestamp},
 };
@@ -40,6 +41,13 @@ fn can_occur(hook: u32, action: u32) -> bool {
         hook::RECVMSG4 | hook::RECVMSG6 | hook::GETPEERNAME4 | hook::GETPEERNAME6 => action <= action::TRANSLATED,
         _ => false,
     }
+}
+
+/// Records that found no room in the ring buffer.
+fn lost_records(counters: &[u64]) -> u64 {
+    (0..hook::COUNT)
+        .filter_map(|hook| counters.get(counter::index(hook, action::RECORD_LOST) as usize))
+        .sum()
 }
 
 impl Shared {
@@ -108,6 +116,12 @@ impl Shared {
         samples
     }
 
+    /// Records lost between the kernel and the agent, from whatever cause.
+    pub(super) fn events_lost(reconciler: &Reconciler, observation: &Observation) -> u64 {
+        let in_kernel = reconciler.kernel().counters().map_or(0, |counters| lost_records(&counters));
+        in_kernel + observation.reuse().late() + observation.malformed
+    }
+
     /// Run statistics, where somebody has turned them on; the agent never does.
     fn program_samples(&self) -> Vec<ProgramSample> {
         let on = std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").is_ok_and(|text| text.trim() != "0");
@@ -139,7 +153,7 @@ impl MetricSource for Shared {
             .counters()
             .unwrap_or_else(|_| vec![0; counter::COUNTERS as usize]);
         let mut connects = Vec::new();
-        let mut lost = 0;
+        let lost = lost_records(&counters);
         for h in 0..hook::COUNT {
             for a in 0..action::COUNT {
                 let total = counters[counter::index(h, a) as usize];
@@ -151,7 +165,6 @@ impl MetricSource for Shared {
                     });
                 }
             }
-            lost += counters[counter::index(h, action::RECORD_LOST) as usize];
         }
         let services = self.service_samples(&reconciler);
         let maps = reconciler

@@ -1,6 +1,8 @@
 //! What the agent's loops share.
 
 use std::{
+    collections::HashMap,
+    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
@@ -8,6 +10,7 @@ use std::{
 use aya::Ebpf;
 use lb_common::backend::ServiceCounters;
 
+use super::facts::Facts;
 use crate::{
     config::{Config, Interfaces},
     datapath::{
@@ -18,7 +21,7 @@ use crate::{
         pins::Pins,
     },
     metrics::{Buckets, families},
-    observe::{Observation, UsableBackends},
+    observe::{Directory, Observation, UsableBackends},
     reconcile::{Flushed, Reconciler},
     source,
     supervise::Liveness,
@@ -27,7 +30,7 @@ use crate::{
 
 /// Shared state; every lock is held for one step, never across an await.
 ///
-/// Order where two are held: `reconciler` before `observation`.
+/// Order where several are held: `facts`, `reconciler`, `observation`.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: Config,
@@ -43,6 +46,11 @@ pub(super) struct Shared {
     pub(super) loops: Mutex<Vec<Arc<Liveness>>>,
     pub(super) readiness: Mutex<Readiness>,
     pub(super) timings: Mutex<Timings>,
+    pub(super) directory: Arc<Directory>,
+    /// What the node said last.
+    pub(super) facts: Mutex<Option<Arc<Facts>>>,
+    /// Connections that were open before the start, by frontend.
+    pub(super) earlier: Mutex<HashMap<SocketAddr, u64>>,
 }
 
 /// The loaded object and its attachments.
@@ -191,6 +199,9 @@ impl Shared {
         let synced = reconciler.is_synced();
         drop(reconciler);
         if first && synced {
+            if self.config.mode == Mode::Observe {
+                self.take_inventory();
+            }
             self.take_over();
         }
         let mut timings = lock(&self.timings);

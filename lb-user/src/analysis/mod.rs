@@ -9,6 +9,7 @@ pub mod cause;
 pub mod chi_square;
 pub mod drift;
 mod gamma;
+pub mod history;
 pub mod imbalance;
 pub mod passage;
 pub mod poisson;

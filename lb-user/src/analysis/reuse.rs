@@ -108,9 +108,23 @@ struct LastUse {
     touched_ns: u64,
 }
 
+/// A connection and what it was judged to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Judged {
+    /// The connection.
+    pub record: ConnRecord,
+    /// How it stands to the previous use of its tuple.
+    pub outcome: Outcome,
+}
+
+/// Judged connections that are kept for whoever asked for reports.
+const MAX_REPORTED: usize = 16_384;
+
 /// Folds connection records into counts of tuple reuse.
 #[derive(Debug)]
 pub struct ReuseTracker {
+    /// Reuses that were judged, while they are asked for.
+    reported: Option<Vec<Judged>>,
     config: ReuseConfig,
     pending: Pending,
     tuples: HashMap<Digest, LastUse>,
@@ -138,7 +152,20 @@ impl ReuseTracker {
             evicted: 0,
             late: 0,
             malformed: 0,
+            reported: None,
         }
+    }
+
+    /// Says whether reuses shall be kept one by one, to be taken by [`Self::take_reported`].
+    pub fn report(&mut self, wanted: bool) {
+        if wanted != self.reported.is_some() {
+            self.reported = wanted.then(Vec::new);
+        }
+    }
+
+    /// The reuses that were judged since the last call; those beyond a bound are left out.
+    pub fn take_reported(&mut self) -> Vec<Judged> {
+        self.reported.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Takes a record, and judges those that its coming proves to be in order.
@@ -243,6 +270,12 @@ impl ReuseTracker {
             entry.backend = record.backend;
         }
         self.late += u64::from(outcome == Outcome::Late);
+        if let Some(reported) = &mut self.reported
+            && reported.len() < MAX_REPORTED
+            && !matches!(outcome, Outcome::First | Outcome::Late | Outcome::Overlap)
+        {
+            reported.push(Judged { record, outcome });
+        }
         self.total.add(outcome);
         self.services.entry(record.service).or_default().add(outcome);
         self.touch(tuple, record.end_ns);

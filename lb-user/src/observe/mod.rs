@@ -4,35 +4,44 @@
 //! windows and histograms by the number of Services with traffic, none of which outlives its Service.
 
 pub mod decode;
+pub mod events;
 pub mod ring;
+pub mod sets;
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    net::SocketAddr,
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, SystemTime},
 };
 
 use lb_common::{
     addr::{Addr, Port},
+    backend::ServiceCounters,
     event::{ConnRecord, PacketRecord, outcome, tcp_flag},
     frontend::FrontendKey,
 };
 
-use crate::analysis::{
-    passage::{Ends, Packet, Passages},
-    reuse::{self, ClientTuple, ReuseConfig, ReuseTracker},
-    window::{Reading, Window},
+use crate::{
+    analysis::{
+        calls::Calls,
+        history::Histories,
+        passage::{Ends, Packet, Passages},
+        ports::{Destination, Ports},
+        reuse::{self, ClientTuple, Outcome, ReuseConfig, ReuseCounts, ReuseTracker},
+        stickiness::{Client, Stickiness},
+        window::Window,
+    },
+    metrics::{Buckets, families::CONNECT_EDGES},
+    model::ObjectName,
+    view::{EventView, Timestamp},
 };
-use crate::metrics::{Buckets, families::CONNECT_EDGES};
 use decode::{DecodeError, Record};
-
-/// How far the windows of evenness look back, in nanoseconds.
-pub const WINDOW_NS: u64 = 60_000_000_000;
-/// The most readings a window keeps: one a second.
-const WINDOW_READINGS: usize = 60;
+use events::Followers;
+use sets::{AlarmChange, Sample, Watch};
 
 /// Which backend ids may get new connections; written by the reconciler, read while records are judged.
 #[derive(Debug)]
@@ -68,51 +77,102 @@ impl UsableBackends {
     }
 }
 
-/// Whose address is whose, for the packets of observed interfaces: (Service id, backend id; 0 for a frontend).
+/// Whose address is whose, and what ids stand for; written by the reconciler, read while records are judged.
 #[derive(Debug, Default)]
 pub struct Directory {
-    entries: RwLock<HashMap<FrontendKey, (u32, u32)>>,
+    known: RwLock<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// (Service id, backend id; 0 for a frontend).
+    addresses: HashMap<FrontendKey, (u32, u32)>,
+    backends: HashMap<u32, SocketAddr>,
+    services: HashMap<u32, ObjectName>,
 }
 
 impl Directory {
     /// Files an address.
     pub fn put(&self, key: FrontendKey, service_id: u32, backend_id: u32) {
-        self.write().insert(key, (service_id, backend_id));
+        let mut known = self.write();
+        known.addresses.insert(key, (service_id, backend_id));
+        if backend_id != 0 {
+            known
+                .backends
+                .insert(backend_id, SocketAddr::new(key.addr.into(), key.port.get()));
+        }
     }
 
     /// Forgets an address, if it still is this Service's.
     pub fn remove(&self, key: &FrontendKey, service_id: u32) {
-        let mut entries = self.write();
-        if entries.get(key).is_some_and(|(owner, _)| *owner == service_id) {
-            entries.remove(key);
+        let mut known = self.write();
+        if known.addresses.get(key).is_some_and(|(owner, _)| *owner == service_id) {
+            known.addresses.remove(key);
         }
     }
 
-    fn find(&self, key: &FrontendKey) -> Option<(u32, u32)> {
-        self.entries
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(key)
-            .copied()
+    /// Files a Service's name; its backends' addresses are forgotten with it.
+    pub fn name(&self, service_id: u32, name: &ObjectName) {
+        self.write().services.insert(service_id, name.clone());
     }
 
-    fn write(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<FrontendKey, (u32, u32)>> {
+    /// Forgets a Service, and backends that are no more. Records of them may still come: they are told without their names.
+    pub fn forget(&self, service_id: u32, backends: impl Iterator<Item = u32>) {
+        let mut known = self.write();
+        known.services.remove(&service_id);
+        for id in backends {
+            known.backends.remove(&id);
+        }
+    }
+
+    /// The address of a backend.
+    pub fn backend(&self, id: u32) -> Option<SocketAddr> {
+        self.read().backends.get(&id).copied()
+    }
+
+    /// The name of a Service.
+    pub fn service(&self, id: u32) -> Option<ObjectName> {
+        self.read().services.get(&id).cloned()
+    }
+
+    fn find(&self, key: &FrontendKey) -> Option<(u32, u32)> {
+        self.read().addresses.get(key).copied()
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, Known> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Known> {
         // Each entry is written whole: a panic elsewhere leaves nothing half done.
-        self.entries.write().unwrap_or_else(PoisonError::into_inner)
+        self.known.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Connections through observed interfaces that are followed at once.
 const MAX_PASSAGES: usize = 65_536;
+/// Clients whose stickiness is followed.
+const MAX_CLIENTS: usize = 16_384;
+/// Closed connections whose ports are held to be in use.
+const MAX_WAITING_PORTS: usize = 131_072;
+
+/// A set by (Service id, set id).
+pub type SetKey = (u32, u32);
 
 /// All that is kept of what the kernel told.
 #[derive(Debug)]
 pub struct Observation {
     reuse: ReuseTracker,
     latencies: HashMap<u32, Buckets>,
-    windows: HashMap<u32, BTreeMap<u32, Window>>,
+    sets: BTreeMap<SetKey, Watch>,
+    histories: Histories<SetKey>,
     passages: Passages,
     directory: Arc<Directory>,
+    stickiness: Stickiness,
+    ports: Ports,
+    calls: Calls<Client>,
+    /// Those who follow events.
+    pub followers: Followers,
     /// Records taken.
     pub records: u64,
     /// Packet records taken.
@@ -130,9 +190,14 @@ impl Observation {
                 ..ReuseConfig::default()
             }),
             latencies: HashMap::new(),
-            windows: HashMap::new(),
+            sets: BTreeMap::new(),
+            histories: Histories::new(monotonic_ns()),
             passages: Passages::new(MAX_PASSAGES),
             directory,
+            stickiness: Stickiness::new(MAX_CLIENTS),
+            ports: Ports::new(MAX_WAITING_PORTS),
+            calls: Calls::default(),
+            followers: Followers::default(),
             records: 0,
             packets: 0,
             malformed: 0,
@@ -157,33 +222,56 @@ impl Observation {
 
     fn connection(&mut self, record: &ConnRecord, usable: &UsableBackends) {
         self.records += 1;
+        let (service, backend) = (record.service_id, record.backend_id);
         if record.outcome == outcome::ESTABLISHED && record.established_ns > record.start_ns {
             let seconds = (record.established_ns - record.start_ns) as f64 / 1e9;
             self.latencies
-                .entry(record.service_id)
+                .entry(service)
                 .or_insert_with(|| Buckets::new(CONNECT_EDGES))
                 .observe(seconds);
+        }
+        let client = Client {
+            netns: record.netns_cookie,
+            address: octets(record.client),
+        };
+        self.calls
+            .note(client, service, record.outcome != outcome::ESTABLISHED, record.end_ns);
+        if !self.followers.is_empty() {
+            self.tell_connection(record);
         }
         // A connection without a source port sent no packet: it used no tuple.
         if record.client_port.0 == 0 {
             return;
         }
-        self.reuse.push(
+        let client_port = record.client_port.get();
+        if backend != 0 {
+            self.stickiness
+                .push(service, client, client_port, backend, record.start_ns);
+        }
+        let destination = Destination {
+            address: octets(record.vip),
+            port: record.vip_port.get(),
+            protocol: record.proto,
+        };
+        // A socket's state has no namespace: for the ports, the address alone is the client.
+        let on_its_own = Client { netns: 0, ..client };
+        self.ports.ended(service, on_its_own, destination, client_port, record.end_ns);
+        self.push_use(
             reuse::ConnRecord {
                 start_ns: record.start_ns,
                 end_ns: record.end_ns,
                 tuple: ClientTuple {
                     netns: record.netns_cookie,
-                    client: octets(record.client),
-                    vip: octets(record.vip),
-                    client_port: record.client_port.get(),
-                    vip_port: record.vip_port.get(),
+                    client: client.address,
+                    vip: destination.address,
+                    client_port,
+                    vip_port: destination.port,
                     protocol: record.proto,
                 },
-                service: record.service_id,
-                backend: record.backend_id,
+                service,
+                backend,
             },
-            |id, _| usable.get(id),
+            usable,
         );
     }
 
@@ -208,7 +296,7 @@ impl Observation {
         let Some((service, backend)) = self.directory.find(&key) else {
             return;
         };
-        self.reuse.push(
+        self.push_use(
             reuse::ConnRecord {
                 start_ns: passage.start_ns,
                 end_ns: passage.end_ns,
@@ -223,8 +311,13 @@ impl Observation {
                 service,
                 backend,
             },
-            |id, _| usable.get(id),
+            usable,
         );
+    }
+
+    fn push_use(&mut self, used: reuse::ConnRecord, usable: &UsableBackends) {
+        self.reuse.push(used, |id, _| usable.get(id));
+        self.tell_reuses();
     }
 
     /// Connections through observed interfaces: followed now, and dropped for want of room.
@@ -235,25 +328,71 @@ impl Observation {
     /// Says what time it is, by the kernel's monotonic clock: records that were held back for order are judged.
     pub fn advance(&mut self, now_ns: u64, usable: &UsableBackends) {
         self.reuse.advance(now_ns, |id, _| usable.get(id));
+        self.tell_reuses();
+        self.stickiness.advance(now_ns);
+        self.ports.advance(now_ns);
     }
 
-    /// Takes a reading of one set's members.
-    pub fn read_set(&mut self, service_id: u32, set_id: u32, now_ns: u64, members: &[Reading]) {
-        self.windows
-            .entry(service_id)
-            .or_default()
-            .entry(set_id)
-            .or_insert_with(|| Window::new(WINDOW_NS, WINDOW_READINGS))
-            .read(now_ns, members);
+    /// Takes a reading of one set's members; returns the alarms that begin or end.
+    pub fn read_set(
+        &mut self,
+        key: SetKey,
+        now_ns: u64,
+        balance: bool,
+        service: &ServiceCounters,
+        samples: &[Sample],
+    ) -> Vec<AlarmChange> {
+        let watch = self.sets.entry(key).or_default();
+        let nothing = ReuseCounts::default();
+        let reuse = self.reuse.service(key.0).unwrap_or(&nothing);
+        let changes = watch.read(now_ns, balance, service, samples, reuse);
+        let imbalance = watch.window().imbalance();
+        let dispersion = imbalance.dispersion.filter(|_| !imbalance.insufficient);
+        self.histories
+            .read(key, now_ns, &watch.last_reading(), &watch.open_counts(), dispersion);
+        changes
+    }
+
+    /// Says how many connections each client has open towards each destination, in place of what was said before.
+    pub fn set_open_ports(&mut self, open: &HashMap<(u32, Client, Destination), u64>) {
+        let known: Vec<_> = (self.ports.uses(1))
+            .filter(|used| used.open > 0)
+            .map(|used| (used.service, used.client, used.destination))
+            .filter(|key| !open.contains_key(key))
+            .collect();
+        for (service, client, destination) in known {
+            self.ports.set_open(service, client, destination, 0);
+        }
+        for ((service, client, destination), count) in open {
+            self.ports.set_open(*service, *client, *destination, *count);
+        }
+    }
+
+    /// The watches of a Service, by set id.
+    pub fn watches(&self, service_id: u32) -> impl Iterator<Item = (u32, &Watch)> {
+        self.sets
+            .range((service_id, 0)..=(service_id, u32::MAX))
+            .map(|((_, set), watch)| (*set, watch))
+    }
+
+    /// The watch of a set.
+    pub fn watch(&self, key: SetKey) -> Option<&Watch> {
+        self.sets.get(&key)
+    }
+
+    /// The watch of a set, to be told why its endpoints starve.
+    pub fn watch_mut(&mut self, key: SetKey) -> Option<&mut Watch> {
+        self.sets.get_mut(&key)
     }
 
     /// The windows of a Service, by set id.
     pub fn windows(&self, service_id: u32) -> impl Iterator<Item = (u32, &Window)> {
-        self.windows
-            .get(&service_id)
-            .into_iter()
-            .flatten()
-            .map(|(id, window)| (*id, window))
+        self.watches(service_id).map(|(id, watch)| (id, watch.window()))
+    }
+
+    /// The sets over time.
+    pub fn histories(&self) -> &Histories<SetKey> {
+        &self.histories
     }
 
     /// Connect latencies of a Service.
@@ -266,23 +405,111 @@ impl Observation {
         &self.reuse
     }
 
+    /// How faithful clients are.
+    pub fn stickiness(&self) -> &Stickiness {
+        &self.stickiness
+    }
+
+    /// What is used of the port range.
+    pub fn ports(&self) -> &Ports {
+        &self.ports
+    }
+
+    /// Who calls whom.
+    pub fn calls(&self) -> &Calls<Client> {
+        &self.calls
+    }
+
     /// Forgets Services that are gone.
     pub fn keep_services(&mut self, keep: impl Fn(u32) -> bool) {
         self.latencies.retain(|id, _| keep(*id));
-        self.windows.retain(|id, _| keep(*id));
-        let gone: Vec<u32> = self
-            .reuse
-            .services()
-            .map(|(id, _)| id)
-            .filter(|id| !keep(*id))
-            .collect();
-        for id in gone {
+        self.sets.retain(|(id, _), _| keep(*id));
+        self.histories.retain(|(id, _)| keep(*id));
+        let mut gone: BTreeSet<u32> = self.reuse.services().map(|(id, _)| id).collect();
+        gone.extend(self.calls.iter().map(|(_, id, _)| id));
+        for id in gone.into_iter().filter(|id| !keep(*id)) {
             self.reuse.forget_service(id);
+            self.stickiness.forget_service(id);
+            self.ports.forget_service(id);
+            self.calls.forget_service(id);
+        }
+    }
+
+    /// Forgets sets that a Service has no longer.
+    pub fn keep_sets(&mut self, service_id: u32, keep: impl Fn(u32) -> bool) {
+        let keep = |key: &SetKey| key.0 != service_id || keep(key.1);
+        self.sets.retain(|key, _| keep(key));
+        self.histories.retain(keep);
+    }
+
+    fn tell_connection(&mut self, record: &ConnRecord) {
+        let Some(name) = self.directory.service(record.service_id) else {
+            return;
+        };
+        if !self.followers.want(&name) {
+            return;
+        }
+        let at = |addr: Addr, port: Port| SocketAddr::new(addr.into(), port.get());
+        let seconds = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e9;
+        let event = EventView::Connection {
+            time: wall(record.end_ns),
+            namespace: name.namespace.to_string(),
+            service: name.name.to_string(),
+            client: at(record.client, record.client_port),
+            workload: None,
+            frontend: at(record.vip, record.vip_port),
+            protocol: if record.proto == lb_common::abi::UDP { "UDP" } else { "TCP" }.to_owned(),
+            backend: self.directory.backend(record.backend_id),
+            outcome: (outcome::NAMES.get(usize::from(record.outcome)).copied())
+                .unwrap_or("other")
+                .to_owned(),
+            errno: (record.errno != 0).then_some(record.errno),
+            connect_seconds: (record.established_ns > 0).then(|| seconds(record.start_ns, record.established_ns)),
+            duration_seconds: seconds(record.start_ns, record.end_ns),
+        };
+        self.followers.tell(&name, &event);
+    }
+
+    fn tell_reuses(&mut self) {
+        self.reuse.report(!self.followers.is_empty());
+        for judged in self.reuse.take_reported() {
+            let Some(name) = self.directory.service(judged.record.service) else {
+                continue;
+            };
+            let (interval_ns, outcome) = match judged.outcome {
+                Outcome::SameBackend(ns) => (ns, "same_backend"),
+                Outcome::Moved(ns) => (ns, "moved"),
+                Outcome::StaleBackend(ns) => (ns, "stale_backend"),
+                Outcome::UnknownBackend(ns) => (ns, "unknown_backend"),
+                Outcome::First | Outcome::Overlap | Outcome::Late => continue,
+            };
+            let tuple = judged.record.tuple;
+            let event = EventView::Reuse {
+                time: wall(judged.record.end_ns),
+                namespace: name.namespace.to_string(),
+                service: name.name.to_string(),
+                client: SocketAddr::new(address(tuple.client), tuple.client_port),
+                interval_seconds: interval_ns as f64 / 1e9,
+                outcome: outcome.to_owned(),
+            };
+            self.followers.tell(&name, &event);
         }
     }
 }
 
-fn octets(addr: Addr) -> [u8; 16] {
+/// The wall clock's time of a moment of the monotonic clock.
+pub fn wall(at_ns: u64) -> Timestamp {
+    let ago = Duration::from_nanos(monotonic_ns().saturating_sub(at_ns));
+    Timestamp::from_system(SystemTime::now().checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH))
+}
+
+/// An address from its 16 bytes, IPv4 unmapped.
+pub fn address(octets: [u8; 16]) -> IpAddr {
+    IpAddr::from(octets).to_canonical()
+}
+
+/// The 16 bytes of an address, IPv4 mapped.
+pub fn octets(addr: Addr) -> [u8; 16] {
     let mut octets = [0; 16];
     for (chunk, word) in octets.chunks_exact_mut(4).zip(addr.words) {
         chunk.copy_from_slice(&word.to_ne_bytes());

@@ -1,6 +1,6 @@
 //! One member's clocks.
 
-use super::{Bounds, Clock, GRACE_NS, Judgement, MemberReading, RUNNING_EXPECTED, Status, Tally, Transition};
+use super::{Bounds, Clock, GRACE_NS, Judgement, MemberReading, Status, Tally, Transition};
 
 /// One eligible member: its last reading, and what its clock has counted.
 #[derive(Clone, Debug)]

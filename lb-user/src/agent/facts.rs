@@ -1,0 +1,105 @@
+//! What the node itself says, kept for a while: its proxy, that one's tables, its settings.
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::state::{Shared, lock};
+use crate::{
+    model::Protocol,
+    node::{
+        inventory,
+        proxy::Proxy,
+        settings::{self, Setting, Sysctls},
+        table::Table,
+    },
+    reconcile::Reconciler,
+    view::Mode,
+};
+
+/// How old the facts may be when somebody needs them.
+const FRESH: Duration = Duration::from_secs(5);
+/// Ports of the range that Linux has by default (32768 to 60999), where the node's own cannot be read.
+const USUAL_PORTS: u32 = 28_232;
+
+/// What the node says.
+#[derive(Debug)]
+pub(super) struct Facts {
+    read: Instant,
+    /// Who translates Services.
+    pub(super) proxy: Proxy,
+    /// What that one has programmed.
+    pub(super) table: Table,
+    /// The settings, with advice.
+    pub(super) settings: Vec<Setting>,
+    /// `net.ipv4.vs.conn_reuse_mode`.
+    pub(super) conn_reuse_mode: Option<u8>,
+    /// Source ports that the automatic choice has.
+    pub(super) ports: u32,
+}
+
+impl Facts {
+    fn read(shared: &Shared, frontends: &HashSet<SocketAddr>) -> Self {
+        let proxy = match shared.config.mode {
+            Mode::Balance => Proxy::evenkeel(),
+            Mode::Observe => Proxy::find(&shared.config.bpffs, frontends),
+        };
+        let sysctls = Sysctls::read();
+        Self {
+            read: Instant::now(),
+            table: Table::read(&proxy),
+            settings: settings::judge(&sysctls, &proxy.kind),
+            conn_reuse_mode: (sysctls.conn_reuse_mode.as_deref()).and_then(|mode| mode.trim().parse().ok()),
+            ports: sysctls.usable_ports().unwrap_or(USUAL_PORTS),
+            proxy,
+        }
+    }
+}
+
+/// The TCP frontends that are served.
+fn frontends(reconciler: &Reconciler) -> HashSet<SocketAddr> {
+    reconciler
+        .applied()
+        .iter()
+        .filter(|(name, _)| !reconciler.is_own(name))
+        .flat_map(|(_, service)| service.frontends.iter())
+        .filter(|(key, _)| key.proto == crate::compile::proto(Protocol::Tcp))
+        .map(|(key, _)| SocketAddr::new(key.addr.into(), key.port.get()))
+        .collect()
+}
+
+impl Shared {
+    /// What the node says now, or said a few seconds ago. Reads files and asks the kernel: call it where blocking is allowed,
+    /// and without any lock.
+    pub(super) fn fresh_facts(&self) -> Arc<Facts> {
+        let mut held = lock(&self.facts);
+        if let Some(facts) = held.as_ref()
+            && facts.read.elapsed() < FRESH
+        {
+            return facts.clone();
+        }
+        let frontends = frontends(&lock(&self.reconciler));
+        let facts = Arc::new(Facts::read(self, &frontends));
+        *held = Some(facts.clone());
+        facts
+    }
+
+    /// Counts the connections of this network namespace that were open before anything was attached: nothing else will ever be
+    /// known of them.
+    pub(super) fn take_inventory(&self) {
+        let frontends = frontends(&lock(&self.reconciler));
+        match inventory::open_connections(&frontends) {
+            Ok(found) => *lock(&self.earlier) = found,
+            Err(error) => tracing::warn!(%error, "connections that were open before could not be counted"),
+        }
+    }
+
+    /// Connections that were open to these frontends before the agent started.
+    pub(super) fn earlier(&self, frontends: impl Iterator<Item = SocketAddr>) -> u64 {
+        let earlier: &HashMap<SocketAddr, u64> = &lock(&self.earlier);
+        frontends.filter_map(|frontend| earlier.get(&frontend)).sum()
+    }
+}

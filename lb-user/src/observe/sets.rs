@@ -1,0 +1,614 @@
+//! One backend set under observation: who starves, who has drifted, since when, and why.
+//!
+//! A [`Watch`] joins the pure judges of `analysis` on one set's readings. Which counters tell selection is decided here: those
+//! of the frontends' clients, or, where a userspace proxy hides the choice, those of sockets that dial endpoints directly. Where
+//! many connections could not be told by endpoint nobody is judged: what was not seen may be what is missed.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use lb_common::backend::{BackendCounters, ServiceCounters};
+
+use crate::analysis::{
+    cause::{Cause, ReuseEvidence, Verdict},
+    drift::{Drift, DriftJudgement, DriftStatus},
+    imbalance::{self, Imbalance},
+    reuse::ReuseCounts,
+    starvation::{Clock, Detector, Judgement, MemberReading, Status},
+    stickiness::chance_of_shares,
+    window::{Reading, Window},
+};
+
+/// How far the windows of evenness look back, in nanoseconds.
+pub const WINDOW_NS: u64 = 60_000_000_000;
+/// The most readings a window keeps: one a second.
+const WINDOW_READINGS: usize = 60;
+/// The share of connections that must be told by endpoint for endpoints to be judged.
+const MIN_ATTRIBUTED: f64 = 0.9;
+/// Connections without any that was told by endpoint, from which on direct dials are believed to carry them.
+const MIN_DIRECT: u64 = 20;
+/// How often the counts that causes rest on are put down, and how many of them are kept: the last two minutes.
+const TRAIL_STEP_NS: u64 = 5_000_000_000;
+const TRAIL: usize = 24;
+
+/// One member of a set at a reading.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// The backend's id.
+    pub backend: u32,
+    /// Its weight; 0 is not eligible.
+    pub weight: u32,
+    /// Its counters.
+    pub counters: BackendCounters,
+}
+
+/// Which counters tell how endpoints are selected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Basis {
+    /// Those of the frontends' clients.
+    #[default]
+    Frontends,
+    /// Those of sockets that dial endpoints directly, for somebody relays what the frontends get.
+    Direct,
+}
+
+impl Basis {
+    /// New connections of a backend.
+    pub fn started(self, counters: &BackendCounters) -> u64 {
+        match self {
+            Self::Frontends => counters.connects,
+            Self::Direct => counters.direct.connects,
+        }
+    }
+
+    /// Open connections of a backend.
+    pub fn open(self, counters: &BackendCounters) -> u64 {
+        match self {
+            Self::Frontends => counters.established.saturating_sub(counters.closed),
+            Self::Direct => counters.direct.established.saturating_sub(counters.direct.closed),
+        }
+    }
+}
+
+/// Which connections an alarm is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// New ones.
+    New,
+    /// Open ones.
+    Open,
+}
+
+impl Kind {
+    /// The word in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Open => "open",
+        }
+    }
+}
+
+/// A starved endpoint, with the numbers of the judgement that holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alarm {
+    /// The backend's id.
+    pub backend: u32,
+    /// Which view found it.
+    pub kind: Kind,
+    /// When it was raised, nanoseconds of the monotonic clock.
+    pub raised_ns: u64,
+    /// Since when the endpoint is starved.
+    pub since_ns: u64,
+    /// Connections that it should have (got).
+    pub expected: f64,
+    /// Connections that it has (got).
+    pub seen: u64,
+    /// How often chance alone gives so few.
+    pub probability: f64,
+    /// The window's length, in seconds.
+    pub window_seconds: f64,
+    /// When the endpoint became usable, where that was seen.
+    pub born_ns: Option<u64>,
+    /// Whether the window began with its birth.
+    pub since_birth: bool,
+    /// Why, as far as it is known; told by whoever has the evidence.
+    pub verdict: Verdict,
+}
+
+/// What a reading changed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AlarmChange {
+    /// The alarm, as it was when it ended if it is over.
+    pub alarm: Alarm,
+    /// Whether it begins or ends.
+    pub raised: bool,
+}
+
+/// Counts at one moment, for evidence over a recent time.
+#[derive(Clone, Debug)]
+struct Trace {
+    at_ns: u64,
+    reuse: ReuseEvidence,
+    totals: BTreeMap<u32, u64>,
+}
+
+/// The evidence that the counts themselves give.
+#[derive(Clone, Debug, Default)]
+pub struct Recent {
+    /// Tuple reuse of the Service over the last minutes.
+    pub reuse: ReuseEvidence,
+    /// Σ p² over the shares that the endpoints had over the same time.
+    pub observed_chance: Option<f64>,
+    /// Σ w² over the weights.
+    pub fair_chance: Option<f64>,
+}
+
+/// One set under observation.
+#[derive(Debug)]
+pub struct Watch {
+    basis: Basis,
+    detector: Detector,
+    drift: Drift,
+    window: Window,
+    /// When each member came; 0 where it was there at the first reading.
+    births: BTreeMap<u32, u64>,
+    /// What each member's counter showed when it came.
+    baseline: BTreeMap<u32, u64>,
+    members: Vec<MemberReading>,
+    /// (time, connections, of them attributed) of the Service, over the window.
+    told: VecDeque<(u64, u64, u64)>,
+    alarms: BTreeMap<u32, Alarm>,
+    trail: VecDeque<Trace>,
+    first_ns: u64,
+    last_ns: u64,
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Self {
+            basis: Basis::default(),
+            detector: Detector::new(),
+            drift: Drift::new(),
+            window: Window::new(WINDOW_NS, WINDOW_READINGS),
+            births: BTreeMap::new(),
+            baseline: BTreeMap::new(),
+            members: Vec::new(),
+            told: VecDeque::new(),
+            alarms: BTreeMap::new(),
+            trail: VecDeque::new(),
+            first_ns: 0,
+            last_ns: 0,
+        }
+    }
+}
+
+impl Watch {
+    /// Takes a reading of all members, of the Service's counters and of its reuse; returns the alarms that begin or end.
+    ///
+    /// In balance mode every connection's endpoint is known: `service.attributed` is not looked at then.
+    pub fn read(
+        &mut self,
+        now_ns: u64,
+        balance: bool,
+        service: &ServiceCounters,
+        samples: &[Sample],
+        reuse: &ReuseCounts,
+    ) -> Vec<AlarmChange> {
+        let attributed = if balance { service.connects } else { service.attributed };
+        self.settle_basis(service.connects, attributed, service.direct);
+        let first = self.first_ns == 0;
+        if first {
+            self.first_ns = now_ns;
+        }
+        self.last_ns = now_ns;
+        self.births.retain(|id, _| samples.iter().any(|s| s.backend == *id && s.weight > 0));
+        self.baseline.retain(|id, _| samples.iter().any(|s| s.backend == *id));
+        self.members.clear();
+        for sample in samples {
+            let started = self.basis.started(&sample.counters);
+            // A counter that is there at the first reading may have grown before this agent; one that comes later is new.
+            let baseline = self.baseline.entry(sample.backend).or_insert(if first { started } else { 0 });
+            if started < *baseline {
+                *baseline = started;
+            }
+            if sample.weight > 0 {
+                self.births.entry(sample.backend).or_insert(if first { 0 } else { now_ns });
+            }
+            self.members.push(MemberReading {
+                backend: sample.backend,
+                weight: sample.weight,
+                usable_since_ns: self.births.get(&sample.backend).copied().unwrap_or(0),
+                started,
+                open: Some(self.basis.open(&sample.counters)),
+            });
+        }
+        let readings: Vec<Reading> = self.readings();
+        self.window.read(now_ns, &readings);
+        self.note_told(now_ns, service.connects, attributed);
+        self.note_trail(now_ns, reuse);
+        if self.told_share().is_some_and(|share| share < MIN_ATTRIBUTED) {
+            // Whoever seems to starve may be the one whose connections are not seen. The judges begin anew when they are.
+            self.detector = Detector::new();
+            self.drift = Drift::new();
+        } else {
+            self.detector.read(now_ns, &self.members);
+            self.drift.read(now_ns, &self.members);
+        }
+        self.settle_alarms(now_ns)
+    }
+
+    /// Changes the basis when it is plain that the other one carries the connections; everything then begins anew.
+    fn settle_basis(&mut self, connects: u64, attributed: u64, direct: u64) {
+        let basis = if attributed * 10 >= connects {
+            Basis::Frontends
+        } else if connects >= MIN_DIRECT && direct * 2 >= connects {
+            Basis::Direct
+        } else {
+            self.basis
+        };
+        if basis != self.basis {
+            *self = Self {
+                basis,
+                ..Self::default()
+            };
+        }
+    }
+
+    fn readings(&self) -> Vec<Reading> {
+        self.members
+            .iter()
+            .map(|member| Reading {
+                backend: member.backend,
+                weight: member.weight,
+                total: member.started,
+            })
+            .collect()
+    }
+
+    fn note_told(&mut self, now_ns: u64, connects: u64, attributed: u64) {
+        self.told.push_back((now_ns, connects, attributed));
+        while self.told.len() > WINDOW_READINGS
+            || (self.told.front()).is_some_and(|(at_ns, ..)| at_ns + WINDOW_NS < now_ns)
+        {
+            self.told.pop_front();
+        }
+    }
+
+    /// The share of the window's connections whose endpoint is known; none without connections, and where direct dials count.
+    pub fn told_share(&self) -> Option<f64> {
+        if self.basis == Basis::Direct {
+            return None;
+        }
+        let (first, last) = (self.told.front()?, self.told.back()?);
+        let connects = last.1.saturating_sub(first.1);
+        // A connection that was dialled at the moment of the reading is not told yet.
+        let told = last.2.saturating_sub(first.2) + 1;
+        (connects > 0).then(|| (told as f64 / connects as f64).min(1.0))
+    }
+
+    fn note_trail(&mut self, now_ns: u64, reuse: &ReuseCounts) {
+        if (self.trail.back()).is_some_and(|last| now_ns < last.at_ns + TRAIL_STEP_NS) {
+            return;
+        }
+        self.trail.push_back(Trace {
+            at_ns: now_ns,
+            reuse: reuse_of(reuse),
+            totals: self.members.iter().map(|member| (member.backend, member.started)).collect(),
+        });
+        if self.trail.len() > TRAIL {
+            self.trail.pop_front();
+        }
+    }
+
+    /// The evidence of the counts over the last two minutes.
+    pub fn recent(&self, reuse: &ReuseCounts) -> Recent {
+        let now = reuse_of(reuse);
+        let weights = self.members.iter().map(|member| u64::from(member.weight));
+        let fair_chance = chance_of_shares(weights);
+        let Some(oldest) = self.trail.front() else {
+            return Recent {
+                reuse: now,
+                observed_chance: None,
+                fair_chance,
+            };
+        };
+        let shares = self.members.iter().map(|member| {
+            let before = oldest.totals.get(&member.backend).copied().unwrap_or(0);
+            member.started.saturating_sub(before)
+        });
+        Recent {
+            reuse: ReuseEvidence {
+                connections: now.connections.saturating_sub(oldest.reuse.connections),
+                reuses: now.reuses.saturating_sub(oldest.reuse.reuses),
+                same: now.same.saturating_sub(oldest.reuse.same),
+                moved: now.moved.saturating_sub(oldest.reuse.moved),
+            },
+            observed_chance: chance_of_shares(shares),
+            fair_chance,
+        }
+    }
+
+    fn settle_alarms(&mut self, now_ns: u64) -> Vec<AlarmChange> {
+        let mut found: BTreeMap<u32, Alarm> = BTreeMap::new();
+        for judgement in self.drift.judgements() {
+            if judgement.status == DriftStatus::LongLived {
+                found.insert(judgement.backend, self.of_open(&judgement, now_ns));
+            }
+        }
+        for judgement in self.detector.judgements() {
+            if judgement.status == Status::Starved {
+                found.insert(judgement.backend, self.of_new(&judgement, now_ns));
+            }
+        }
+        let mut changes = Vec::new();
+        for (_, alarm) in self.alarms.extract_if(.., |id, _| !found.contains_key(id)) {
+            changes.push(AlarmChange { alarm, raised: false });
+        }
+        for (id, mut alarm) in found {
+            match self.alarms.get(&id) {
+                Some(known) => {
+                    alarm.raised_ns = known.raised_ns;
+                    alarm.verdict = known.verdict.clone();
+                }
+                None => changes.push(AlarmChange {
+                    alarm: alarm.clone(),
+                    raised: true,
+                }),
+            }
+            self.alarms.insert(id, alarm);
+        }
+        changes
+    }
+
+    fn of_new(&self, judgement: &Judgement, now_ns: u64) -> Alarm {
+        Alarm {
+            backend: judgement.backend,
+            kind: Kind::New,
+            raised_ns: now_ns,
+            since_ns: judgement.starved_since_ns.unwrap_or(judgement.window_start_ns),
+            expected: judgement.expected,
+            seen: judgement.observed,
+            probability: judgement.probability,
+            window_seconds: seconds(judgement.window_start_ns, judgement.window_end_ns),
+            born_ns: self.born_ns(judgement.backend),
+            since_birth: judgement.clock == Clock::Birth,
+            verdict: unknown(),
+        }
+    }
+
+    fn of_open(&self, judgement: &DriftJudgement, now_ns: u64) -> Alarm {
+        Alarm {
+            backend: judgement.backend,
+            kind: Kind::Open,
+            raised_ns: now_ns,
+            since_ns: judgement.since_ns.unwrap_or(now_ns),
+            expected: judgement.fair,
+            seen: judgement.open,
+            probability: judgement.probability,
+            window_seconds: judgement.new_seconds,
+            born_ns: self.born_ns(judgement.backend),
+            since_birth: false,
+            verdict: unknown(),
+        }
+    }
+
+    /// Says why an endpoint starves.
+    pub fn explain(&mut self, backend: u32, verdict: Verdict) {
+        if let Some(alarm) = self.alarms.get_mut(&backend) {
+            alarm.verdict = verdict;
+        }
+    }
+
+    /// The alarms that hold, by backend.
+    pub fn alarms(&self) -> impl Iterator<Item = &Alarm> {
+        self.alarms.values()
+    }
+
+    /// The verdict on a member's new connections.
+    pub fn judgement(&self, backend: u32) -> Option<Judgement> {
+        self.detector.judgement(backend)
+    }
+
+    /// The verdict on a member's open connections.
+    pub fn drift(&self, backend: u32) -> Option<DriftJudgement> {
+        self.drift.judgement(backend)
+    }
+
+    /// When a member became usable, nanoseconds; none if it was there at the first reading.
+    pub fn born_ns(&self, backend: u32) -> Option<u64> {
+        self.births.get(&backend).copied().filter(|born| *born > 0)
+    }
+
+    /// The window of new connections.
+    pub fn window(&self) -> &Window {
+        &self.window
+    }
+
+    /// What the counters are based on.
+    pub fn basis(&self) -> Basis {
+        self.basis
+    }
+
+    /// New connections of a member since the start (or since it came), and those that are open.
+    pub fn counts(&self, backend: u32) -> (u64, u64) {
+        let member = self.members.iter().find(|member| member.backend == backend);
+        let baseline = self.baseline.get(&backend).copied().unwrap_or(0);
+        member.map_or((0, 0), |m| (m.started.saturating_sub(baseline), m.open.unwrap_or(0)))
+    }
+
+    /// Evenness of the new connections since the start, over the members that are eligible now and were so at the first
+    /// reading; one that came later would be compared with a time in which it was not there.
+    pub fn since_start(&self) -> Imbalance {
+        imbalance::by_weight(self.members.iter().filter(|m| m.usable_since_ns == 0).map(|member| {
+            let (started, _) = self.counts(member.backend);
+            (member.weight, started)
+        }))
+    }
+
+    /// Evenness of the open connections.
+    pub fn open(&self) -> Imbalance {
+        imbalance::by_weight(self.members.iter().map(|member| (member.weight, member.open.unwrap_or(0))))
+    }
+
+    /// The connections that are open, by backend.
+    pub fn open_counts(&self) -> BTreeMap<u32, u64> {
+        self.members.iter().map(|member| (member.backend, member.open.unwrap_or(0))).collect()
+    }
+
+    /// The last reading as the window and the history take it.
+    pub fn last_reading(&self) -> Vec<Reading> {
+        self.readings()
+    }
+
+    /// Whether any member has had a connection.
+    pub fn has_traffic(&self) -> bool {
+        self.members.iter().any(|member| {
+            let (started, open) = self.counts(member.backend);
+            started + open > 0
+        })
+    }
+}
+
+fn unknown() -> Verdict {
+    Verdict {
+        cause: Cause::Unknown,
+        because: Vec::new(),
+    }
+}
+
+fn reuse_of(counts: &ReuseCounts) -> ReuseEvidence {
+    ReuseEvidence {
+        connections: counts.connections,
+        reuses: counts.total(),
+        same: counts.same_backend,
+        moved: counts.moved,
+    }
+}
+
+fn seconds(from_ns: u64, to_ns: u64) -> f64 {
+    to_ns.saturating_sub(from_ns) as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::backend::Tally;
+
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn sample(backend: u32, connects: u64, direct: u64) -> Sample {
+        Sample {
+            backend,
+            weight: 1,
+            counters: BackendCounters {
+                connects,
+                direct: Tally {
+                    connects: direct,
+                    ..Tally::default()
+                },
+                ..BackendCounters::default()
+            },
+        }
+    }
+
+    fn service(connects: u64, attributed: u64, direct: u64) -> ServiceCounters {
+        ServiceCounters {
+            connects,
+            attributed,
+            direct,
+            ..ServiceCounters::default()
+        }
+    }
+
+    /// Feeds seconds of a story: each gives the connections of every backend so far and how many were told.
+    fn tell(watch: &mut Watch, seconds: std::ops::Range<u64>, story: impl Fn(u64) -> (Vec<Sample>, ServiceCounters)) -> Vec<AlarmChange> {
+        let mut changes = Vec::new();
+        for second in seconds {
+            let (samples, service) = story(second);
+            changes.extend(watch.read(second * SECOND, false, &service, &samples, &ReuseCounts::default()));
+        }
+        changes
+    }
+
+    #[test]
+    fn a_newcomer_that_gets_nothing_raises_one_alarm_and_recovery_clears_it() {
+        let mut watch = Watch::default();
+        let starved = |s: u64| {
+            let mut samples = vec![sample(1, 50 * s, 0), sample(2, 50 * s, 0)];
+            if s >= 10 {
+                samples.push(sample(3, 0, 0));
+            }
+            (samples, service(100 * s, 100 * s, 0))
+        };
+        let changes = tell(&mut watch, 1..20, starved);
+        assert_eq!(changes.len(), 1, "{changes:?}");
+        let alarm = &changes[0].alarm;
+        assert!(changes[0].raised && alarm.backend == 3 && alarm.kind == Kind::New);
+        assert_eq!(alarm.born_ns, Some(10 * SECOND));
+        assert!(alarm.since_birth && alarm.seen == 0 && alarm.raised_ns <= 14 * SECOND, "{alarm:?}");
+        watch.explain(
+            3,
+            Verdict {
+                cause: Cause::PortReuse,
+                because: vec![],
+            },
+        );
+        let healed = |s: u64| {
+            let samples = [1, 2, 3].map(|id| sample(id, if id == 3 { 40 * (s - 19) } else { 50 * 20 + 40 * (s - 19) }, 0));
+            (samples.to_vec(), service(2_000 + 120 * (s - 19), 2_000 + 120 * (s - 19), 0))
+        };
+        let changes = tell(&mut watch, 20..60, healed);
+        assert_eq!(changes.len(), 1, "{changes:?}");
+        assert!(!changes[0].raised);
+        assert_eq!(changes[0].alarm.verdict.cause, Cause::PortReuse, "it ends as it was explained");
+        assert_eq!(watch.alarms().count(), 0);
+    }
+
+    #[test]
+    fn nobody_is_judged_while_many_connections_are_not_told() {
+        let mut watch = Watch::default();
+        let hidden = |s: u64| {
+            let samples = vec![sample(1, 50 * s, 0), sample(2, 50 * s, 0), sample(3, 0, 0)];
+            (samples, service(150 * s, 100 * s, 0))
+        };
+        assert_eq!(tell(&mut watch, 1..120, hidden), []);
+        assert!(watch.told_share().is_some_and(|share| share < 0.7));
+        // The negative control: the same counts with all connections told.
+        let mut watch = Watch::default();
+        let told = |s: u64| {
+            let samples = vec![sample(1, 50 * s, 0), sample(2, 50 * s, 0), sample(3, 0, 0)];
+            (samples, service(100 * s, 100 * s, 0))
+        };
+        assert_eq!(tell(&mut watch, 1..120, told).len(), 1);
+    }
+
+    #[test]
+    fn behind_a_userspace_proxy_direct_dials_tell() {
+        let mut watch = Watch::default();
+        let relayed = |s: u64| {
+            let samples = vec![sample(1, 0, 50 * s), sample(2, 0, 50 * s), sample(3, 0, 0)];
+            (samples, service(100 * s, 0, 100 * s))
+        };
+        let changes = tell(&mut watch, 1..60, relayed);
+        assert_eq!(watch.basis(), Basis::Direct);
+        assert_eq!(changes.iter().filter(|change| change.raised).map(|c| c.alarm.backend).collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn since_start_leaves_out_what_was_before_and_who_came_later() {
+        let mut watch = Watch::default();
+        let story = |s: u64| {
+            let mut samples = vec![sample(1, 1_000 + 10 * s, 0), sample(2, 10 * s, 0)];
+            if s > 5 {
+                samples.push(sample(3, 10 * (s - 5), 0));
+            }
+            (samples, service(1_000 + 30 * s, 1_000 + 30 * s, 0))
+        };
+        tell(&mut watch, 1..12, story);
+        let evenness = watch.since_start();
+        assert_eq!((evenness.n, evenness.backends), (200, 2));
+        assert_eq!(evenness.dispersion, Some(0.0));
+        assert_eq!(watch.counts(3), (60, 0));
+    }
+}
