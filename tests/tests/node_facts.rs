@@ -115,6 +115,8 @@ fn kube_proxys_nftables_mode_is_read_in_both_families_among_many_services() -> R
     assert_eq!((web.backends.len(), web.persistent), (2, None));
     assert_eq!(web.scheduler.as_deref(), Some("random"));
 
+    assert!(netns.run(|| table.is_current())?);
+
     // A port of every address of the node, in the map that kube-proxy has for those.
     nft::load(
         &netns,
@@ -122,6 +124,7 @@ fn kube_proxys_nftables_mode_is_read_in_both_families_among_many_services() -> R
          add rule ip kube-proxy services meta l4proto . th dport vmap @service-nodeports\n\
          add element ip kube-proxy service-nodeports { tcp . 30080 : goto service-ULMVA6XW-shop/web/tcp/http }\n",
     )?;
+    assert!(!netns.run(|| table.is_current())?);
     let (_, table) = look(&netns, &[])?;
     assert_eq!(found(&table, "192.0.2.1:30080", "10.244.1.1:8080"), "programmed");
     assert_eq!(found(&table, "192.0.2.1:30081", "10.244.1.1:8080"), "no frontend");
@@ -307,7 +310,7 @@ fn settings_are_those_of_the_namespace() -> Result<()> {
     netns.write_sysctl("ipv4/ip_local_reserved_ports", "40000-40009,50000")?;
     netns.write_sysctl("ipv4/tcp_fin_timeout", "30")?;
     assert_eq!(netns.run(settings::port_range)??, (40_000, 40_199));
-    let read = netns.run(|| settings::read(&Kind::KubeProxyNftables))?;
+    let read = netns.run(|| settings::read(Kind::KubeProxyNftables))?;
     let setting = |name: &str| read.iter().find(|s| s.name == name).context(name.to_owned());
     let ports = setting("net.ipv4.ip_local_port_range")?;
     let advice = ports.advice.as_deref().context("an advice")?;
