@@ -1,5 +1,7 @@
 //! What the node says, read from real rules, sockets and settings in namespaces of our own.
 
+mod iptables;
+
 use std::{
     collections::{HashMap, HashSet},
     io::Read,
@@ -136,6 +138,51 @@ fn kube_proxys_nftables_mode_is_read_in_both_families_among_many_services() -> R
     )?;
     let (_, table) = look(&netns, &[])?;
     assert_eq!(found(&table, "10.96.0.10:80", "10.244.1.2:8080"), "absent");
+    Ok(())
+}
+
+#[test]
+fn kube_proxys_iptables_mode_is_read_where_iptables_writes_nftables() -> Result<()> {
+    let netns = Netns::new()?;
+    let chains: String = ["SERVICES", "SVC-WEB", "SVC-DNS", "SEP-1", "SEP-2", "SEP-3"]
+        .iter()
+        .map(|name| format!("add chain ip nat KUBE-{name}\n"))
+        .collect();
+    let hook = "add table ip nat\n\
+                add chain ip nat OUTPUT { type nat hook output priority -100; }\n\
+                add chain ip nat PREROUTING { type nat hook prerouting priority -100; }\n";
+    nft::load(&netns, &format!("{hook}{chains}"))?;
+    netns.run(|| -> Result<()> {
+        use iptables::{append, dnat, jump, seen_within, tcp, to_frontend};
+        append("OUTPUT", &[jump("KUBE-SERVICES")])?;
+        for (frontend, chain) in [("10.96.0.10:80", "KUBE-SVC-WEB"), ("10.96.0.11:80", "KUBE-SVC-DNS")] {
+            append("KUBE-SERVICES", &[to_frontend(address(frontend))?, jump(chain)])?;
+        }
+        append("KUBE-SVC-WEB", &[seen_within(10_800, "KUBE-SEP-1"), jump("KUBE-SEP-1")])?;
+        for (service, endpoint) in [("WEB", 1), ("WEB", 2), ("DNS", 3)] {
+            append(&format!("KUBE-SVC-{service}"), &[jump(&format!("KUBE-SEP-{endpoint}"))])?;
+            let target = dnat(SocketAddr::from(([10, 244, 1, endpoint], 8080)))?;
+            append(&format!("KUBE-SEP-{endpoint}"), &[tcp(), target])?;
+        }
+        Ok(())
+    })??;
+    let (proxy, table) = look(&netns, &[address("10.96.0.10:80")])?;
+    assert_eq!(
+        (proxy.kind, proxy.name.as_str()),
+        (Kind::KubeProxyIptables, "kube-proxy (iptables)")
+    );
+    for (frontend, endpoint, expected) in [
+        ("10.96.0.10:80", "10.244.1.1:8080", "programmed"),
+        ("10.96.0.10:80", "10.244.1.2:8080", "programmed"),
+        ("10.96.0.10:80", "10.244.1.3:8080", "absent"),
+        ("10.96.0.11:80", "10.244.1.3:8080", "programmed"),
+        ("10.96.0.12:80", "10.244.1.3:8080", "no frontend"),
+    ] {
+        assert_eq!(found(&table, frontend, endpoint), expected, "{frontend} {endpoint}");
+    }
+    let persistent = |frontend: &str| Some(table.service(address(frontend), Protocol::Tcp)?.persistent);
+    assert_eq!(persistent("10.96.0.10:80"), Some(Some(Duration::from_hours(3))));
+    assert_eq!(persistent("10.96.0.11:80"), Some(None));
     Ok(())
 }
 
