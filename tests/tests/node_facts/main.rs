@@ -144,14 +144,13 @@ fn kube_proxys_nftables_mode_is_read_in_both_families_among_many_services() -> R
 #[test]
 fn kube_proxys_iptables_mode_is_read_where_iptables_writes_nftables() -> Result<()> {
     let netns = Netns::new()?;
-    let chains: String = ["SERVICES", "SVC-WEB", "SVC-DNS", "SEP-1", "SEP-2", "SEP-3"]
-        .iter()
-        .map(|name| format!("add chain ip nat KUBE-{name}\n"))
-        .collect();
-    let hook = "add table ip nat\n\
-                add chain ip nat OUTPUT { type nat hook output priority -100; }\n\
-                add chain ip nat PREROUTING { type nat hook prerouting priority -100; }\n";
-    nft::load(&netns, &format!("{hook}{chains}"))?;
+    let mut chains = "add table ip nat\n\
+                      add chain ip nat OUTPUT { type nat hook output priority -100; }\n"
+        .to_owned();
+    for name in ["SERVICES", "SVC-WEB", "SVC-DNS", "SEP-1", "SEP-2", "SEP-3"] {
+        chains += &format!("add chain ip nat KUBE-{name}\n");
+    }
+    nft::load(&netns, &chains)?;
     netns.run(|| -> Result<()> {
         use iptables::{append, dnat, jump, seen_within, tcp, to_frontend};
         append("OUTPUT", &[jump("KUBE-SERVICES")])?;
