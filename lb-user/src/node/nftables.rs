@@ -12,6 +12,7 @@ use std::{
 };
 
 pub use rule::{Dnat, Rule, Target};
+pub(super) use rule::{address, iptables_dnat};
 
 use super::netlink::{ask, attribute, attributes, broken, dump, number, push_text, text};
 use crate::model::Protocol;
@@ -183,7 +184,7 @@ fn mapped(family: u8, element: &[u8]) -> Option<Mapped> {
     let address = if address.is_empty() {
         any_address(family)
     } else {
-        rule::address(address)?
+        self::address(address)?
     };
     let verdict = attribute(attribute(element, ELEMENT_DATA)?, DATA_VERDICT)?;
     Some(Mapped {
@@ -210,7 +211,7 @@ fn target(verdict: &[u8]) -> Option<String> {
     }
 }
 
-fn protocol(number: u8) -> Option<Protocol> {
+pub(super) fn protocol(number: u8) -> Option<Protocol> {
     match i32::from(number) {
         libc::IPPROTO_TCP => Some(Protocol::Tcp),
         libc::IPPROTO_UDP => Some(Protocol::Udp),

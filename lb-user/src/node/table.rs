@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    Result, ipvs, nftables,
+    Result, ipvs, legacy, nftables,
     proxy::{Kind, Proxy},
     rules::{self, Reach},
 };
@@ -85,11 +85,10 @@ impl Table {
             }),
             Kind::KubeProxyIptables | Kind::KubeProxyNftables => Self::read_rules(Some("random")),
             // Rules of others may dispatch in ways that are not read, which kube-proxy's do not.
-            Kind::Nftables => Self::read_rules(None).map(|table| Self {
+            Kind::Rules => Self::read_rules(None).map(|table| Self {
                 unknown: Some("no rule names the frontend in a way that is read".to_owned()),
                 ..table
             }),
-            Kind::LegacyIptables => Ok(unknown("rules of legacy iptables are not read")),
             Kind::Cilium => Ok(unknown("Cilium's maps are not read")),
             Kind::CalicoEbpf => Ok(unknown("Calico's maps are not read")),
             Kind::Evenkeel => Ok(unknown("Evenkeel's own tables are known to the agent itself")),
@@ -108,7 +107,8 @@ impl Table {
 
     fn read_rules(scheduler: Option<&str>) -> Result<Self> {
         // Before the rules: a change that comes meanwhile is then read twice rather than missed.
-        let generation = nftables::generation().ok();
+        // The old iptables numbers no changes.
+        let generation = nftables::generation().ok().filter(|_| !legacy::in_use());
         Ok(Self {
             generation,
             ..Self::of_rules(rules::read()?, scheduler)
@@ -254,7 +254,6 @@ mod tests {
     #[test]
     fn a_proxy_whose_table_is_not_read_leaves_all_unknown() {
         for kind in [
-            Kind::LegacyIptables,
             Kind::Cilium,
             Kind::CalicoEbpf,
             Kind::Evenkeel,

@@ -4,6 +4,7 @@ mod iptables;
 
 use std::{
     collections::{HashMap, HashSet},
+    fmt::Write as _,
     io::Read,
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
@@ -148,7 +149,7 @@ fn kube_proxys_iptables_mode_is_read_where_iptables_writes_nftables() -> Result<
                       add chain ip nat OUTPUT { type nat hook output priority -100; }\n"
         .to_owned();
     for name in ["SERVICES", "SVC-WEB", "SVC-DNS", "SEP-1", "SEP-2", "SEP-3"] {
-        chains += &format!("add chain ip nat KUBE-{name}\n");
+        writeln!(chains, "add chain ip nat KUBE-{name}")?;
     }
     nft::load(&netns, &chains)?;
     netns.run(|| -> Result<()> {
@@ -223,7 +224,7 @@ fn rules_that_others_wrote_are_read_as_far_as_they_say() -> Result<()> {
          }\n",
     )?;
     let (proxy, table) = look(&netns, &[address("10.96.0.10:80")])?;
-    assert_eq!(proxy.kind, Kind::Nftables);
+    assert_eq!(proxy.kind, Kind::Rules);
     assert_eq!(found(&table, "10.96.0.10:80", "10.244.1.1:8080"), "programmed");
     assert_eq!(found(&table, "10.96.0.10:80", "10.244.1.2:8080"), "absent");
     assert_eq!(
