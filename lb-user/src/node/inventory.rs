@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    hash::BuildHasher,
     net::SocketAddr,
     ops::ControlFlow,
 };
@@ -15,7 +16,7 @@ use super::{
 };
 
 /// Counts the established connections of this network namespace to each of the frontends; those without any are left out.
-pub fn open_connections(frontends: &HashSet<SocketAddr>) -> Result<HashMap<SocketAddr, u64>> {
+pub fn open_connections<S: BuildHasher>(frontends: &HashSet<SocketAddr, S>) -> Result<HashMap<SocketAddr, u64>> {
     let mut counts = HashMap::new();
     sockets::each(|socket| {
         if socket.state == ESTABLISHED && frontends.contains(&socket.remote) {

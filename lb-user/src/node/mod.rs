@@ -6,6 +6,7 @@
 
 pub mod inventory;
 pub mod ipvs;
+mod legacy;
 mod netlink;
 pub mod nftables;
 pub mod owners;

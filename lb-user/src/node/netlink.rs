@@ -1,9 +1,13 @@
 //! Dumps of kernel tables over netlink: the request, the messages of the answer, and the attributes in a message.
 //!
-//! What messages mean is known by those who ask. Nothing is ever changed in the kernel: each request is a dump. The
+//! What messages mean is known by those who ask. Nothing is ever changed in the kernel: each request only reads. The
 //! invariant: everything received is bounds-checked, and a message that makes no sense ends the dump with an error.
 
-use std::{io, ops::ControlFlow, os::fd::AsRawFd};
+use std::{
+    io,
+    ops::ControlFlow,
+    os::fd::{AsRawFd, OwnedFd},
+};
 
 use nix::sys::{
     socket::{
@@ -47,19 +51,22 @@ pub(super) fn dump<T>(
     Err(io::Error::other("the table changed during each of several looks at it"))
 }
 
+/// Asks netfilter for one thing; its kind and payload go to `entry`.
+pub(super) fn ask<T>(kind: u16, body: &[u8], entry: impl Fn(u16, &[u8]) -> Option<T>) -> io::Result<T> {
+    let socket = send_request(&request(kind, NLM_F_REQUEST, body))?;
+    let mut buffer = [0_u8; 4096];
+    let length = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+    let mut answer = None;
+    let _end = Dump::default().take(buffer.get(..length).unwrap_or_default(), &mut |kind, payload| {
+        answer = entry(kind, payload);
+        Ok(())
+    })?;
+    answer.ok_or_else(broken)
+}
+
 /// Makes one dump; false where a change came into it.
 fn once(kind: u16, body: &[u8], mut entry: impl FnMut(u16, &[u8]) -> io::Result<()>) -> io::Result<bool> {
-    let socket = socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        SockProtocol::NetlinkNetFilter,
-    )?;
-    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-    // The kernel answers at once, or not at all where netfilter's part is not built in.
-    setsockopt(&socket, ReceiveTimeout, &TimeVal::new(2, 0))?;
-    send(socket.as_raw_fd(), &request(kind, body), MsgFlags::empty())?;
-
+    let socket = send_request(&request(kind, NLM_F_REQUEST | NLM_F_DUMP, body))?;
     let mut buffer = vec![0_u8; 64 * 1024];
     let mut dump = Dump::default();
     while dump.messages < MAX_MESSAGES {
@@ -72,11 +79,26 @@ fn once(kind: u16, body: &[u8], mut entry: impl FnMut(u16, &[u8]) -> io::Result<
     Err(io::Error::other(format!("more than {MAX_MESSAGES} entries")))
 }
 
-fn request(kind: u16, body: &[u8]) -> Vec<u8> {
+/// Opens a socket to netfilter and sends a request; the answer is what the socket receives.
+fn send_request(request: &[u8]) -> io::Result<OwnedFd> {
+    let socket = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkNetFilter,
+    )?;
+    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+    // The kernel answers at once, or not at all where netfilter's part is not built in.
+    setsockopt(&socket, ReceiveTimeout, &TimeVal::new(2, 0))?;
+    send(socket.as_raw_fd(), request, MsgFlags::empty())?;
+    Ok(socket)
+}
+
+fn request(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
     let mut message = Vec::with_capacity(HEADER + body.len());
     message.extend(((HEADER + body.len()) as u32).to_ne_bytes());
     message.extend(kind.to_ne_bytes());
-    message.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
+    message.extend(flags.to_ne_bytes());
     // Sequence number and port: one request is under way, and the kernel fills in the port.
     message.extend([0; 8]);
     message.extend(body);
@@ -193,7 +215,10 @@ mod tests {
         bytes
     }
 
-    fn take(batch: &[u8]) -> io::Result<(bool, bool, Vec<(u16, Vec<u8>)>)> {
+    /// Whether the dump ended, whether it was interrupted, and the messages.
+    type Taken = (bool, bool, Vec<(u16, Vec<u8>)>);
+
+    fn take(batch: &[u8]) -> io::Result<Taken> {
         let (mut dump, mut seen) = (Dump::default(), Vec::new());
         let end = dump.take(batch, &mut |kind, payload| {
             seen.push((kind, payload.to_owned()));

@@ -12,8 +12,9 @@ use std::{
 };
 
 pub use rule::{Dnat, Rule, Target};
+pub(super) use rule::{address, iptables_dnat};
 
-use super::netlink::{attribute, attributes, broken, dump, number, push_text, text};
+use super::netlink::{ask, attribute, attributes, broken, dump, number, push_text, text};
 use crate::model::Protocol;
 
 /// A chain, and the table it is in.
@@ -51,14 +52,17 @@ pub struct Set {
 
 // Numbers of linux/netfilter/nf_tables.h; all of them are part of the kernel's stable interface.
 const SUBSYSTEM: u16 = 10 << 8;
-const NEWCHAIN: u16 = SUBSYSTEM | 3;
-const GETCHAIN: u16 = SUBSYSTEM | 4;
-const NEWRULE: u16 = SUBSYSTEM | 6;
-const GETRULE: u16 = SUBSYSTEM | 7;
-const NEWSET: u16 = SUBSYSTEM | 9;
-const GETSET: u16 = SUBSYSTEM | 10;
-const NEWSETELEM: u16 = SUBSYSTEM | 12;
-const GETSETELEM: u16 = SUBSYSTEM | 13;
+const NEWCHAIN: u16 = SUBSYSTEM + 3;
+const GETCHAIN: u16 = SUBSYSTEM + 4;
+const NEWRULE: u16 = SUBSYSTEM + 6;
+const GETRULE: u16 = SUBSYSTEM + 7;
+const NEWSET: u16 = SUBSYSTEM + 9;
+const GETSET: u16 = SUBSYSTEM + 10;
+const NEWSETELEM: u16 = SUBSYSTEM + 12;
+const GETSETELEM: u16 = SUBSYSTEM + 13;
+const NEWGEN: u16 = SUBSYSTEM + 15;
+const GETGEN: u16 = SUBSYSTEM + 16;
+const GENERATION: u16 = 1;
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
 const CHAIN_TYPE: u16 = 7;
@@ -83,6 +87,14 @@ const GOTO: i32 = -4;
 const IPV6: u8 = 10;
 /// Bytes of the netfilter header before a message's attributes: family, version, resource.
 const FAMILY_HEADER: usize = 4;
+
+/// The number of the last change to any rule, set or chain of this network namespace; packets change nothing of it.
+pub fn generation() -> io::Result<u32> {
+    ask(GETGEN, &[0; FAMILY_HEADER], |kind, payload| {
+        let list = payload.get(FAMILY_HEADER..)?;
+        (kind == NEWGEN).then(|| number(list, GENERATION))?
+    })
+}
 
 /// Lists the chains of all families.
 pub fn chains() -> io::Result<Vec<Chain>> {
@@ -172,7 +184,7 @@ fn mapped(family: u8, element: &[u8]) -> Option<Mapped> {
     let address = if address.is_empty() {
         any_address(family)
     } else {
-        rule::address(address)?
+        self::address(address)?
     };
     let verdict = attribute(attribute(element, ELEMENT_DATA)?, DATA_VERDICT)?;
     Some(Mapped {
@@ -199,7 +211,7 @@ fn target(verdict: &[u8]) -> Option<String> {
     }
 }
 
-fn protocol(number: u8) -> Option<Protocol> {
+pub(super) fn protocol(number: u8) -> Option<Protocol> {
     match i32::from(number) {
         libc::IPPROTO_TCP => Some(Protocol::Tcp),
         libc::IPPROTO_UDP => Some(Protocol::Udp),

@@ -5,7 +5,10 @@
 
 use std::{fs, io, path::Path};
 
-use super::nftables::{self, Chain};
+use super::{
+    legacy::{self, Nat},
+    nftables::{self, Chain},
+};
 
 /// The system that an owner of Services is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,23 +69,14 @@ pub fn find(bpffs: &Path) -> Owners {
         Ok(all) => owners.found.extend(by_chain(&all)),
         Err(error) => owners.unseen.push(format!("nftables chains: {error}")),
     }
-    if legacy_iptables() {
-        owners
-            .unseen
-            .push("legacy iptables has a nat table whose chains cannot be seen".to_owned());
+    match legacy::read() {
+        Ok(tables) => owners.found.extend(by_legacy_rule(&tables)),
+        Err(error) => owners.unseen.push(format!("rules of the old iptables: {error}")),
     }
     let mut pins = names(bpffs).unwrap_or_default();
     pins.extend(names(&bpffs.join("tc/globals")).unwrap_or_default());
     owners.found.extend(by_pin(&pins));
     owners
-}
-
-/// Whether the old iptables has rules that translate: they are in no netlink dump, and the file names the tables ever used.
-pub(super) fn legacy_iptables() -> bool {
-    ["ip_tables_names", "ip6_tables_names"].iter().any(|file| {
-        fs::read_to_string(format!("/proc/thread-self/net/{file}"))
-            .is_ok_and(|tables| tables.lines().any(|table| table == "nat"))
-    })
 }
 
 /// Names of the devices of this network namespace; /sys would show those of the namespace in which it was mounted.
@@ -131,6 +125,15 @@ fn by_chain(all: &[Chain]) -> Option<Owner> {
         system,
         format!("chain {} in table {}", chain.name, chain.table),
     ))
+}
+
+/// The old iptables' rules; a chain of kube-proxy's is never without rules.
+fn by_legacy_rule(tables: &[Nat]) -> Option<Owner> {
+    let mut rules = tables.iter().flat_map(|table| &table.rules);
+    rules.any(|rule| rule.chain == "KUBE-SERVICES").then(|| {
+        let trace = "chain KUBE-SERVICES in the old iptables' table nat";
+        Owner::new(System::KubeProxyIptables, trace.to_owned())
+    })
 }
 
 fn by_pin(pins: &[String]) -> Vec<Owner> {
@@ -184,6 +187,17 @@ mod tests {
             system(&[chain("kube-proxy", "services")]),
             Some(System::KubeProxyNftables)
         );
+        let legacy = |chain: &str| {
+            let rule = nftables::Rule {
+                chain: chain.to_owned(),
+                ..nftables::Rule::default()
+            };
+            by_legacy_rule(&[Nat {
+                family: 2,
+                rules: vec![rule],
+            }])
+        };
+        assert!(legacy("KUBE-SERVICES").is_some() && legacy("DOCKER").is_none());
         assert_eq!(by_pin(&strings(&["cilium", "evenkeel"])).len(), 1);
         assert_eq!(by_pin(&strings(&["cali_v4_nat_fe3"])).len(), 1);
         assert!(by_pin(&strings(&["evenkeel", "ip", "tc"])).is_empty());

@@ -29,7 +29,7 @@ const MAX_FILES: usize = 500_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Kind {
-    /// kube-proxy in its iptables mode, where iptables writes nftables.
+    /// kube-proxy in its iptables mode.
     KubeProxyIptables,
     /// kube-proxy in its nftables mode.
     KubeProxyNftables,
@@ -37,10 +37,8 @@ pub enum Kind {
     KubeProxyIpvs,
     /// IPVS that something else programs.
     Ipvs,
-    /// Rules of nftables that know a Service and are not kube-proxy's.
-    Nftables,
-    /// The old iptables, whose rules are not read; a kube-proxy may have written them.
-    LegacyIptables,
+    /// Rules of nftables or iptables that know a Service and are not kube-proxy's.
+    Rules,
     /// Cilium.
     Cilium,
     /// Calico's eBPF dataplane.
@@ -87,7 +85,6 @@ impl Proxy {
         let mut seen = Seen {
             owners: owners.found,
             unseen: owners.unseen,
-            legacy_iptables: owners::legacy_iptables(),
             ..Seen::default()
         };
         match ipvs::list() {
@@ -139,7 +136,6 @@ struct Seen {
     served_by_ipvs: Option<SocketAddr>,
     served_by_rules: Option<SocketAddr>,
     listener: Option<Listener>,
-    legacy_iptables: bool,
     unseen: Vec<String>,
 }
 
@@ -177,8 +173,8 @@ fn choose(seen: Seen) -> Proxy {
         .or_else(|| {
             let frontend = seen.served_by_rules?;
             Some(Proxy::new(
-                Kind::Nftables,
-                "nftables rules",
+                Kind::Rules,
+                "nftables or iptables rules",
                 format!("a rule for {frontend}"),
             ))
         })
@@ -190,11 +186,6 @@ fn choose(seen: Seen) -> Proxy {
         .or_else(|| {
             let trace = format!("{} virtual servers, none for a known Service", seen.virtual_servers);
             (seen.virtual_servers > 0).then(|| Proxy::new(Kind::Ipvs, "IPVS", trace))
-        })
-        .or_else(|| {
-            let trace = "a nat table of the old iptables, whose rules are not read";
-            seen.legacy_iptables
-                .then(|| Proxy::new(Kind::LegacyIptables, "iptables (legacy)", trace))
         })
         .unwrap_or_else(|| Proxy::new(Kind::Unseen, "none seen", "no trace of a proxy"));
     Proxy {
@@ -309,7 +300,6 @@ mod tests {
             let proxy = choose(Seen {
                 owners: vec![owner(system)],
                 served_by_ipvs: Some(frontend()),
-                legacy_iptables: true,
                 ..Seen::default()
             });
             assert_eq!((proxy.kind, proxy.trace.as_str()), (expected, "its trace"));
@@ -335,7 +325,6 @@ mod tests {
         });
         let bare = Seen {
             virtual_servers: 2,
-            legacy_iptables: true,
             unseen: vec!["something".to_owned()],
             ..Seen::default()
         };
@@ -351,7 +340,7 @@ mod tests {
                 served_by_rules,
                 ..bare.clone()
             }),
-            Kind::Nftables
+            Kind::Rules
         );
         assert_eq!(kind(bare.clone()), Kind::Ipvs);
         assert_eq!(
@@ -359,7 +348,7 @@ mod tests {
                 virtual_servers: 0,
                 ..bare
             }),
-            Kind::LegacyIptables
+            Kind::Unseen
         );
         assert_eq!(kind(Seen::default()), Kind::Unseen);
     }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{
-    Error, Result,
+    Error, Result, legacy,
     nftables::{self, Mapped, Rule, Set, Target},
 };
 use crate::model::Protocol;
@@ -66,6 +66,14 @@ pub(super) fn read() -> Result<Reach> {
             rules,
             sets,
             maps,
+        };
+        join(&table, &mut reach);
+    }
+    for legacy::Nat { family, rules } in legacy::read().map_err(list("the rules of iptables".to_owned()))? {
+        let table = Table {
+            family,
+            rules,
+            ..Table::default()
         };
         join(&table, &mut reach);
     }

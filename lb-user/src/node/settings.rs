@@ -96,7 +96,7 @@ impl Sysctls {
 }
 
 /// Reads the settings and says what follows from each beside the proxy in use.
-pub fn read(proxy: &Kind) -> Vec<Setting> {
+pub fn read(proxy: Kind) -> Vec<Setting> {
     judge(&Sysctls::read(), proxy)
 }
 
@@ -109,7 +109,7 @@ pub fn port_range() -> Result<(u16, u16)> {
 }
 
 /// Says what follows from each setting beside a proxy.
-pub fn judge(sysctls: &Sysctls, proxy: &Kind) -> Vec<Setting> {
+pub fn judge(sysctls: &Sysctls, proxy: Kind) -> Vec<Setting> {
     let ipvs = matches!(proxy, Kind::KubeProxyIpvs | Kind::Ipvs);
     let pinned = ipvs && sysctls.conn_reuse_mode.as_deref() == Some("0");
     let setting = |name, value: Option<&String>, advice: Option<String>| Setting {
@@ -122,6 +122,9 @@ pub fn judge(sysctls: &Sysctls, proxy: &Kind) -> Vec<Setting> {
         value: sysctls.ipvs.as_ref().map(|t| pick(t).as_secs().to_string()),
         advice: None,
     };
+    let ports = sysctls
+        .local_ports()
+        .map(|ports| format!("{} {}", ports.start(), ports.end()));
     let reserved = sysctls.reserved().map(|count| format!("{count} within the range"));
     vec![
         setting(
@@ -143,7 +146,7 @@ pub fn judge(sysctls: &Sysctls, proxy: &Kind) -> Vec<Setting> {
         ),
         setting(
             "net.ipv4.ip_local_port_range",
-            sysctls.local_ports.as_ref(),
+            ports.as_ref(),
             ports_advice(sysctls, pinned),
         ),
         setting("net.ipv4.ip_local_reserved_ports", reserved.as_ref(), None),
@@ -234,7 +237,7 @@ mod tests {
         }
     }
 
-    fn advice(sysctls: &Sysctls, proxy: &Kind) -> Vec<&'static str> {
+    fn advice(sysctls: &Sysctls, proxy: Kind) -> Vec<&'static str> {
         let settings = judge(sysctls, proxy);
         settings.iter().filter(|s| s.advice.is_some()).map(|s| s.name).collect()
     }
@@ -242,19 +245,20 @@ mod tests {
     #[test]
     fn usual_settings_need_no_advice() {
         for proxy in [Kind::KubeProxyIpvs, Kind::Ipvs, Kind::KubeProxyNftables, Kind::Unseen] {
-            assert_eq!(advice(&usual(), &proxy), [""; 0], "{proxy:?}");
+            assert_eq!(advice(&usual(), proxy), [""; 0], "{proxy:?}");
         }
-        let values: Vec<_> = judge(&usual(), &Kind::Ipvs)
+        let values: Vec<_> = judge(&usual(), Kind::Ipvs)
             .into_iter()
             .map(|s| (s.name, s.value.expect("it was read")))
             .collect();
+        assert!(values.contains(&("net.ipv4.ip_local_port_range", "32768 60999".to_owned())));
         assert!(values.contains(&("ipvs.timeout.tcpfin", "120".to_owned())));
         assert!(values.contains(&("net.ipv4.ip_local_reserved_ports", "0 within the range".to_owned())));
     }
 
     #[test]
     fn what_the_node_does_not_have_has_neither_value_nor_advice() {
-        for setting in judge(&Sysctls::default(), &Kind::Ipvs) {
+        for setting in judge(&Sysctls::default(), Kind::Ipvs) {
             assert_eq!((setting.value, setting.advice), (None, None), "{}", setting.name);
         }
     }
@@ -272,10 +276,10 @@ mod tests {
             "net.ipv4.vs.expire_nodest_conn",
             "net.ipv4.tcp_tw_reuse",
         ];
-        assert_eq!(advice(&pinned, &Kind::KubeProxyIpvs), names);
-        assert_eq!(advice(&pinned, &Kind::Ipvs), names);
+        assert_eq!(advice(&pinned, Kind::KubeProxyIpvs), names);
+        assert_eq!(advice(&pinned, Kind::Ipvs), names);
         // The module may be loaded, and another proxy in use.
-        assert_eq!(advice(&pinned, &Kind::KubeProxyIptables), [""; 0]);
+        assert_eq!(advice(&pinned, Kind::KubeProxyIptables), [""; 0]);
     }
 
     #[test]
@@ -286,7 +290,7 @@ mod tests {
             ..usual()
         };
         assert_eq!(few.usable_ports(), Some(179));
-        let settings = judge(&few, &Kind::Unseen);
+        let settings = judge(&few, Kind::Unseen);
         let ports = settings
             .iter()
             .find(|s| s.name.ends_with("port_range"))
@@ -316,7 +320,7 @@ mod tests {
         fn any_text_ends_without_a_panic(ports in "[0-9 \t-]{0,20}", reserved in "[0-9,-]{0,30}", any in "\\PC*") {
             for text in [&ports, &any] {
                 let sysctls = Sysctls { local_ports: Some(text.clone()), reserved_ports: Some(reserved.clone()), ..usual() };
-                let _outcome = judge(&sysctls, &Kind::Ipvs);
+                let _outcome = judge(&sysctls, Kind::Ipvs);
             }
         }
     }

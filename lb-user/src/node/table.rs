@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    ipvs,
+    Result, ipvs, legacy, nftables,
     proxy::{Kind, Proxy},
     rules::{self, Reach},
 };
@@ -65,10 +65,14 @@ pub struct Table {
     services: HashMap<(SocketAddr, Protocol), Programmed>,
     /// Why nothing is known of a frontend that is not in it.
     unknown: Option<String>,
+    /// The number of the last change to the rules that it was read from.
+    generation: Option<u32>,
 }
 
 impl Table {
     /// Reads what a proxy has programmed in this network namespace.
+    ///
+    /// Reading the rules of thousands of Services takes a good part of a second of a core: ask [`Table::is_current`] first.
     pub fn read(proxy: &Proxy) -> Self {
         let unknown = |reason: &str| Self {
             unknown: Some(reason.to_owned()),
@@ -79,15 +83,12 @@ impl Table {
                 Some(servers) => Self::of_ipvs(servers),
                 None => unknown("IPVS is not loaded"),
             }),
-            Kind::KubeProxyIptables | Kind::KubeProxyNftables => {
-                rules::read().map(|reach| Self::of_rules(reach, Some("random")))
-            }
+            Kind::KubeProxyIptables | Kind::KubeProxyNftables => Self::read_rules(Some("random")),
             // Rules of others may dispatch in ways that are not read, which kube-proxy's do not.
-            Kind::Nftables => rules::read().map(|reach| Self {
+            Kind::Rules => Self::read_rules(None).map(|table| Self {
                 unknown: Some("no rule names the frontend in a way that is read".to_owned()),
-                ..Self::of_rules(reach, None)
+                ..table
             }),
-            Kind::LegacyIptables => Ok(unknown("rules of legacy iptables are not read")),
             Kind::Cilium => Ok(unknown("Cilium's maps are not read")),
             Kind::CalicoEbpf => Ok(unknown("Calico's maps are not read")),
             Kind::Evenkeel => Ok(unknown("Evenkeel's own tables are known to the agent itself")),
@@ -97,6 +98,21 @@ impl Table {
             Kind::Unseen => Ok(unknown("no proxy was seen on this node")),
         };
         outcome.unwrap_or_else(|error| unknown(&error.reason()))
+    }
+
+    /// Whether nothing has changed since the table was read; false where only another look can tell.
+    pub fn is_current(&self) -> bool {
+        self.generation.is_some() && self.generation == nftables::generation().ok()
+    }
+
+    fn read_rules(scheduler: Option<&str>) -> Result<Self> {
+        // Before the rules: a change that comes meanwhile is then read twice rather than missed.
+        // The old iptables numbers no changes.
+        let generation = nftables::generation().ok().filter(|_| !legacy::in_use());
+        Ok(Self {
+            generation,
+            ..Self::of_rules(rules::read()?, scheduler)
+        })
     }
 
     /// What the proxy has for a frontend, by its own address or as a port of all the node's addresses.
@@ -152,7 +168,7 @@ impl Table {
         });
         Self {
             services: services.collect(),
-            unknown: None,
+            ..Self::default()
         }
     }
 
@@ -172,7 +188,7 @@ impl Table {
         });
         Self {
             services: services.collect(),
-            unknown: None,
+            ..Self::default()
         }
     }
 }
@@ -238,7 +254,6 @@ mod tests {
     #[test]
     fn a_proxy_whose_table_is_not_read_leaves_all_unknown() {
         for kind in [
-            Kind::LegacyIptables,
             Kind::Cilium,
             Kind::CalicoEbpf,
             Kind::Evenkeel,

