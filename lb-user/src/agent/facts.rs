@@ -12,7 +12,7 @@ use crate::{
     model::Protocol,
     node::{
         inventory,
-        proxy::Proxy,
+        proxy::{Kind, Proxy},
         settings::{self, Setting, Sysctls},
         table::Table,
     },
@@ -20,8 +20,10 @@ use crate::{
     view::Mode,
 };
 
-/// How old the facts may be when somebody needs them.
+/// How old the settings and the proxy's tables may be when somebody needs them.
 const FRESH: Duration = Duration::from_secs(5);
+/// For how long the proxy is believed to be the same: to look for it costs a third of a second on a node with many Services.
+const SAME_PROXY: Duration = Duration::from_mins(1);
 /// Ports of the range that Linux has by default (32768 to 60999), where the node's own cannot be read.
 const USUAL_PORTS: u32 = 28_232;
 
@@ -29,10 +31,12 @@ const USUAL_PORTS: u32 = 28_232;
 #[derive(Debug)]
 pub(super) struct Facts {
     read: Instant,
+    /// When the proxy was looked for.
+    looked: Instant,
     /// Who translates Services.
-    pub(super) proxy: Proxy,
+    pub(super) proxy: Arc<Proxy>,
     /// What that one has programmed.
-    pub(super) table: Table,
+    pub(super) table: Arc<Table>,
     /// The settings, with advice.
     pub(super) settings: Vec<Setting>,
     /// `net.ipv4.vs.conn_reuse_mode`.
@@ -42,16 +46,24 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    fn read(shared: &Shared, frontends: &HashSet<SocketAddr>) -> Self {
-        let proxy = match shared.config.mode {
-            Mode::Balance => Proxy::evenkeel(),
-            Mode::Observe => Proxy::find(&shared.config.bpffs, frontends),
+    /// Reads anew what may have changed since `before`.
+    fn read(shared: &Shared, frontends: &HashSet<SocketAddr>, before: Option<&Self>) -> Self {
+        let known = before.filter(|before| before.looked.elapsed() < SAME_PROXY && before.proxy.kind != Kind::Unseen);
+        let (looked, proxy) = match known {
+            Some(known) => (known.looked, known.proxy.clone()),
+            None if shared.config.mode == Mode::Balance => (Instant::now(), Arc::new(Proxy::evenkeel())),
+            None => (Instant::now(), Arc::new(Proxy::find(&shared.config.bpffs, frontends))),
+        };
+        let table = match known {
+            Some(known) if known.table.is_current() => known.table.clone(),
+            _ => Arc::new(Table::read(&proxy)),
         };
         let sysctls = Sysctls::read();
         Self {
             read: Instant::now(),
-            table: Table::read(&proxy),
-            settings: settings::judge(&sysctls, &proxy.kind),
+            looked,
+            table,
+            settings: settings::judge(&sysctls, proxy.kind),
             conn_reuse_mode: (sysctls.conn_reuse_mode.as_deref()).and_then(|mode| mode.trim().parse().ok()),
             ports: sysctls.usable_ports().unwrap_or(USUAL_PORTS),
             proxy,
@@ -82,7 +94,7 @@ impl Shared {
             return facts.clone();
         }
         let frontends = frontends(&lock(&self.reconciler));
-        let facts = Arc::new(Facts::read(self, &frontends));
+        let facts = Arc::new(Facts::read(self, &frontends, held.as_deref()));
         *held = Some(facts.clone());
         facts
     }
