@@ -11,6 +11,7 @@ mod ebpf;
 mod layout;
 mod lint;
 mod setup;
+mod story;
 mod test;
 mod vm;
 
@@ -85,6 +86,16 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Tell the founding story in a virtual machine: IPVS starves a new endpoint, and Evenkeel says which and why.
+    ///
+    /// IPVS runs with conn_reuse_mode 0, then 1; a client with 200 source ports connects as fast as it can; a third backend
+    /// joins two. Prints what `evenkeel diagnose` says of the first run, and the outcome of both.
+    #[command(
+        after_help = "Examples:\n  cargo xtask story --kernel 6.12\n  cargo xtask story --kernel 6.1 --json story.json\n  \
+                      cargo xtask story --kernel 6.12 --report report.json && evenkeel report --from report.json --html \
+                      story.html"
+    )]
+    Story(story::Options),
     /// Measure connect cost, sync time, evenness and memory on this machine (needs root).
     ///
     /// All arguments go to `evenkeel-bench`.
@@ -125,6 +136,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Lint => lint::command(&layout)?,
         Task::Test(options) => return test::command(&layout, &options),
         Task::Vm(options) => return vm::command(&layout, &options),
+        Task::Story(options) => return story::command(&layout, &options),
         Task::Demo { arguments } => agent::demo(&layout, &arguments)?,
         Task::Bench { arguments } => agent::bench(&layout, &arguments)?,
         Task::Bless => bless::command(&layout)?,

@@ -108,9 +108,11 @@ fn endpoints<'r>(
     (reconciler.desired().slices(name).iter())
         .filter(move |slice| slice.family == family)
         .flat_map(move |slice| {
-            let ports = (slice.ports.iter()).filter(move |port| port.name == set.port_name && port.protocol == set.protocol);
+            let ports =
+                (slice.ports.iter()).filter(move |port| port.name == set.port_name && port.protocol == set.protocol);
             ports.flat_map(move |port| {
-                (slice.endpoints.iter()).map(move |endpoint| (SocketAddr::new(endpoint.addr, port.port.get()), endpoint))
+                (slice.endpoints.iter())
+                    .map(move |endpoint| (SocketAddr::new(endpoint.addr, port.port.get()), endpoint))
             })
         })
 }
@@ -127,23 +129,28 @@ impl Shared {
     ) -> Evidence {
         let nothing = ReuseCounts::default();
         let service_id = case.service.service_id;
-        let recent = case.watch.recent(observation.reuse().service(service_id).unwrap_or(&nothing));
+        let recent = case
+            .watch
+            .recent(observation.reuse().service(service_id).unwrap_or(&nothing));
         let sticky: StickinessCounts = observation.stickiness().service(service_id);
         let endpoint = case.address(alarm.backend);
         let (in_proxy, proxy_weight) = endpoint.map_or((None, None), |endpoint| case.programmed(facts, endpoint));
         let zone = reconciler.desired().node().and_then(|node| node.zone.clone());
         let excluded_by_topology = endpoint.is_some_and(|endpoint| {
-            endpoints(reconciler, case.name, &case.set.name)
-                .any(|(address, known)| {
-                    address == endpoint && hinted_elsewhere(known, zone.as_deref(), &self.config.node_name)
-                })
+            endpoints(reconciler, case.name, &case.set.name).any(|(address, known)| {
+                address == endpoint && hinted_elsewhere(known, zone.as_deref(), &self.config.node_name)
+            })
         });
         let ipvs = matches!(facts.proxy.kind, proxy::Kind::KubeProxyIpvs | proxy::Kind::Ipvs);
         let scheduler = case
             .frontends()
             .find_map(|frontend| facts.table.service(frontend, case.set.name.protocol)?.scheduler.clone());
         Evidence {
-            in_proxy: if self.config.mode == Mode::Balance { Some(true) } else { in_proxy },
+            in_proxy: if self.config.mode == Mode::Balance {
+                Some(true)
+            } else {
+                in_proxy
+            },
             proxy_weight,
             excluded_by_topology,
             affinity_configured: case.affinity_seconds().is_some(),
@@ -238,7 +245,10 @@ impl Shared {
         for case in &cases {
             let key = (case.service.service_id, case.set.set_id);
             let counters = counters(key.0);
-            views.push((self.diagnose_case(case, &reconciler, &observation, &facts, &counters), key));
+            views.push((
+                self.diagnose_case(case, &reconciler, &observation, &facts, &counters),
+                key,
+            ));
         }
         if filter.name.is_some() && views.is_empty() {
             // Asked by name: to say that nothing was seen is an answer.
@@ -253,7 +263,10 @@ impl Shared {
                     };
                     let counters = counters(service.service_id);
                     let key = (service.service_id, set.set_id);
-                    views.push((self.diagnose_case(&case, &reconciler, &observation, &facts, &counters), key));
+                    views.push((
+                        self.diagnose_case(&case, &reconciler, &observation, &facts, &counters),
+                        key,
+                    ));
                 }
             }
             if views.is_empty() {
@@ -288,15 +301,23 @@ impl Shared {
         let counts = observation.reuse().service(service_id);
         let weights = case.set.members.iter().map(|(_, weight)| u32::from(*weight));
         let reuse = counts.map(|counts| {
-            ServiceReuseView::new(&case.name.namespace, &case.name.name, counts, chance_of_same(weights.clone()))
+            ServiceReuseView::new(
+                &case.name.namespace,
+                &case.name.name,
+                counts,
+                chance_of_same(weights.clone()),
+            )
         });
-        let ports = observation.ports().worst_of(service_id, facts.ports).map(|used| PortUseView {
-            client: address(used.client.address),
-            destination: SocketAddr::new(address(used.destination.address), used.destination.port).to_string(),
-            used: used.open + used.waiting,
-            range: u64::from(used.range),
-            ratio: used.ratio,
-        });
+        let ports = observation
+            .ports()
+            .worst_of(service_id, facts.ports)
+            .map(|used| PortUseView {
+                client: address(used.client.address),
+                destination: SocketAddr::new(address(used.destination.address), used.destination.port).to_string(),
+                used: used.open + used.waiting,
+                range: u64::from(used.range),
+                ratio: used.ratio,
+            });
         let sticky = observation.stickiness().service(service_id);
         let clients = (sticky.clients > 0).then(|| ClientsView {
             clients: sticky.clients as u64,
@@ -337,7 +358,9 @@ impl Shared {
                 probability: alarm.probability,
                 window_seconds: alarm.window_seconds,
                 since: wall(alarm.since_ns),
-                seconds_to_verdict: alarm.born_ns.map(|born| alarm.raised_ns.saturating_sub(born) as f64 / 1e9),
+                seconds_to_verdict: alarm
+                    .born_ns
+                    .map(|born| alarm.raised_ns.saturating_sub(born) as f64 / 1e9),
             });
             words.push(wording::Starved {
                 endpoint,
@@ -361,7 +384,11 @@ impl Shared {
             verdict,
             watched_seconds: self.began.elapsed().as_secs_f64(),
             connects: attribution.connects.max(attribution.direct),
-            attributed: if attribution.attributed == 0 { attribution.direct } else { attribution.attributed },
+            attributed: if attribution.attributed == 0 {
+                attribution.direct
+            } else {
+                attribution.attributed
+            },
             new: new.map(|found| evenness(case, &found, Some(60.0), &shares)),
             open: open.map(|found| evenness(case, &found, None, &opened)),
             starved: words,
@@ -389,8 +416,13 @@ impl Shared {
     }
 
     fn attribution(&self, case: &Case<'_>, counters: &ServiceCounters) -> AttributionView {
-        let attributed = if self.config.mode == Mode::Balance { counters.connects } else { counters.attributed };
-        let frontends = (case.service.frontends.iter()).map(|(key, _)| SocketAddr::new(key.addr.into(), key.port.get()));
+        let attributed = if self.config.mode == Mode::Balance {
+            counters.connects
+        } else {
+            counters.attributed
+        };
+        let frontends =
+            (case.service.frontends.iter()).map(|(key, _)| SocketAddr::new(key.addr.into(), key.port.get()));
         AttributionView {
             connects: counters.connects,
             attributed,
@@ -499,7 +531,8 @@ impl Shared {
                 let backends = lines
                     .iter()
                     .map(|line| {
-                        let known = (diagnosis.endpoints.iter()).find(|endpoint| endpoint.id == line.backend && line.backend != 0);
+                        let known = (diagnosis.endpoints.iter())
+                            .find(|endpoint| endpoint.id == line.backend && line.backend != 0);
                         let address = known
                             .map(|endpoint| SocketAddr::new(endpoint.addr, endpoint.port))
                             .or_else(|| self.directory.backend(line.backend));
@@ -541,12 +574,21 @@ impl Shared {
 }
 
 /// The verdict in a word.
-fn verdict_kind(watch: &Watch, alarms: &[&Alarm], new: Option<&Imbalance>, since_start: Option<&Imbalance>) -> VerdictKind {
+fn verdict_kind(
+    watch: &Watch,
+    alarms: &[&Alarm],
+    new: Option<&Imbalance>,
+    since_start: Option<&Imbalance>,
+) -> VerdictKind {
     if !alarms.is_empty() {
         return VerdictKind::Starved;
     }
     let Some(new) = new else {
-        return if watch.has_traffic() { VerdictKind::Insufficient } else { VerdictKind::NoTraffic };
+        return if watch.has_traffic() {
+            VerdictKind::Insufficient
+        } else {
+            VerdictKind::NoTraffic
+        };
     };
     if new.alarm {
         VerdictKind::Uneven
@@ -625,7 +667,9 @@ struct Told<'a> {
 
 fn wording_of(told: &Told<'_>) -> wording::Evidence {
     use cause::Cause;
-    let Told { case, evidence, alarm, .. } = told;
+    let Told {
+        case, evidence, alarm, ..
+    } = told;
     match told.verdict.cause {
         Cause::NotProgrammed => wording::Evidence::NotProgrammed {
             proxy: Some(told.facts.proxy.name.clone()),

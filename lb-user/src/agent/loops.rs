@@ -315,7 +315,9 @@ fn read_sets(shared: &Shared) -> Result<Read, String> {
             let changes = observation.read_set(key, now, balance, &of_service, &samples);
             read.changes
                 .extend(changes.into_iter().map(|change| (name.clone(), change, key)));
-            read.alarms |= observation.watch(key).is_some_and(|watch| watch.alarms().next().is_some());
+            read.alarms |= observation
+                .watch(key)
+                .is_some_and(|watch| watch.alarms().next().is_some());
         }
         observation.keep_sets(service.service_id, |id| service.sets.iter().any(|set| set.set_id == id));
     }
@@ -376,7 +378,9 @@ fn explain_alarms(shared: &Shared) {
 fn tell_alarms(shared: &Shared, changes: &[(ObjectName, AlarmChange, SetKey)]) {
     let mut observation = lock(&shared.observation);
     for (name, change, key) in changes {
-        let known = observation.watch(*key).and_then(|watch| watch.alarms().find(|a| a.backend == change.alarm.backend));
+        let known = observation
+            .watch(*key)
+            .and_then(|watch| watch.alarms().find(|a| a.backend == change.alarm.backend));
         let alarm = known.filter(|_| change.raised).unwrap_or(&change.alarm).clone();
         let Some(endpoint) = shared.directory.backend(alarm.backend) else {
             continue;

@@ -118,7 +118,10 @@ impl Shared {
 
     /// Records lost between the kernel and the agent, from whatever cause.
     pub(super) fn events_lost(reconciler: &Reconciler, observation: &Observation) -> u64 {
-        let in_kernel = reconciler.kernel().counters().map_or(0, |counters| lost_records(&counters));
+        let in_kernel = reconciler
+            .kernel()
+            .counters()
+            .map_or(0, |counters| lost_records(&counters));
         in_kernel + observation.reuse().late() + observation.malformed
     }
 

@@ -78,10 +78,21 @@ impl History {
         Some(self.backends.len() - 1)
     }
 
-    fn take(&mut self, now_ns: u64, grid: &Grid, members: &[Reading], open: &BTreeMap<u32, u64>, dispersion: Option<f64>) {
+    fn take(
+        &mut self,
+        now_ns: u64,
+        grid: &Grid,
+        members: &[Reading],
+        open: &BTreeMap<u32, u64>,
+        dispersion: Option<f64>,
+    ) {
         let first = self.steps.is_empty() && self.totals.is_empty();
         for line in &mut self.backends {
-            if line.gone_ns.is_none() && !members.iter().any(|member| member.backend == line.backend && member.weight > 0) {
+            if line.gone_ns.is_none()
+                && !members
+                    .iter()
+                    .any(|member| member.backend == line.backend && member.weight > 0)
+            {
                 line.gone_ns = Some(now_ns);
             }
         }
@@ -96,7 +107,10 @@ impl History {
             let open = open.get(&member.backend).copied().unwrap_or(0);
             counted.push((at, clamp(started), clamp(open)));
         }
-        let same_step = self.steps.last().is_some_and(|last| grid.cell(last.end_ns) == grid.cell(now_ns));
+        let same_step = self
+            .steps
+            .last()
+            .is_some_and(|last| grid.cell(last.end_ns) == grid.cell(now_ns));
         if !same_step {
             self.steps.push(Step {
                 end_ns: now_ns,
@@ -240,10 +254,18 @@ mod tests {
         all.read(7, 2 * SECOND, &members(&[(1, 110), (2, 60), (3, 4)]), &open, Some(1.5));
         all.read(7, 3 * SECOND, &members(&[(1, 120), (3, 9)]), &open, Some(2.5));
         let history = all.get(&7).expect("it was read");
-        let lines: Vec<_> = history.backends().iter().map(|l| (l.backend, l.born_ns, l.gone_ns)).collect();
+        let lines: Vec<_> = history
+            .backends()
+            .iter()
+            .map(|l| (l.backend, l.born_ns, l.gone_ns))
+            .collect();
         assert_eq!(
             lines,
-            [(1, None, None), (2, None, Some(3 * SECOND)), (3, Some(2 * SECOND), None)]
+            [
+                (1, None, None),
+                (2, None, Some(3 * SECOND)),
+                (3, Some(2 * SECOND), None)
+            ]
         );
         let started: Vec<_> = history.steps().iter().map(|step| step.started.clone()).collect();
         assert_eq!(started, [vec![0, 0], vec![10, 10, 4], vec![10, 0, 5]]);
@@ -255,7 +277,13 @@ mod tests {
     fn the_whole_time_stays_in_view() {
         let mut all = Histories::new(0);
         for second in 1..=10_000_u64 {
-            all.read(1, second * SECOND, &members(&[(1, second * 5), (2, second)]), &BTreeMap::new(), None);
+            all.read(
+                1,
+                second * SECOND,
+                &members(&[(1, second * 5), (2, second)]),
+                &BTreeMap::new(),
+                None,
+            );
         }
         let history = all.get(&1).expect("it was read");
         assert!(history.steps().len() <= MAX_STEPS, "{}", history.steps().len());

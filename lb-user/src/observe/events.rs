@@ -134,7 +134,9 @@ mod tests {
         followers.tell(&ObjectName::new("other", "web"), &event(1));
         followers.tell(&ObjectName::new("shop", "web"), &event(2));
         assert_eq!(reader.try_recv(), Ok(event(2)));
-        let readers: Vec<_> = (1..MAX_FOLLOWERS).map(|_| followers.add(only.clone()).expect("room")).collect();
+        let readers: Vec<_> = (1..MAX_FOLLOWERS)
+            .map(|_| followers.add(only.clone()).expect("room"))
+            .collect();
         assert!(followers.add(only.clone()).is_none());
         drop(readers);
         assert!(followers.add(only).is_some());

@@ -255,7 +255,8 @@ impl Observation {
         };
         // A socket's state has no namespace: for the ports, the address alone is the client.
         let on_its_own = Client { netns: 0, ..client };
-        self.ports.ended(service, on_its_own, destination, client_port, record.end_ns);
+        self.ports
+            .ended(service, on_its_own, destination, client_port, record.end_ns);
         self.push_use(
             reuse::ConnRecord {
                 start_ns: record.start_ns,
@@ -458,7 +459,12 @@ impl Observation {
             client: at(record.client, record.client_port),
             workload: None,
             frontend: at(record.vip, record.vip_port),
-            protocol: if record.proto == lb_common::abi::UDP { "UDP" } else { "TCP" }.to_owned(),
+            protocol: if record.proto == lb_common::abi::UDP {
+                "UDP"
+            } else {
+                "TCP"
+            }
+            .to_owned(),
             backend: self.directory.backend(record.backend_id),
             outcome: (outcome::NAMES.get(usize::from(record.outcome)).copied())
                 .unwrap_or("other")

@@ -201,18 +201,24 @@ impl Watch {
             self.first_ns = now_ns;
         }
         self.last_ns = now_ns;
-        self.births.retain(|id, _| samples.iter().any(|s| s.backend == *id && s.weight > 0));
+        self.births
+            .retain(|id, _| samples.iter().any(|s| s.backend == *id && s.weight > 0));
         self.baseline.retain(|id, _| samples.iter().any(|s| s.backend == *id));
         self.members.clear();
         for sample in samples {
             let started = self.basis.started(&sample.counters);
             // A counter that is there at the first reading may have grown before this agent; one that comes later is new.
-            let baseline = self.baseline.entry(sample.backend).or_insert(if first { started } else { 0 });
+            let baseline = self
+                .baseline
+                .entry(sample.backend)
+                .or_insert(if first { started } else { 0 });
             if started < *baseline {
                 *baseline = started;
             }
             if sample.weight > 0 {
-                self.births.entry(sample.backend).or_insert(if first { 0 } else { now_ns });
+                self.births
+                    .entry(sample.backend)
+                    .or_insert(if first { 0 } else { now_ns });
             }
             self.members.push(MemberReading {
                 backend: sample.backend,
@@ -293,7 +299,11 @@ impl Watch {
         self.trail.push_back(Trace {
             at_ns: now_ns,
             reuse: reuse_of(reuse),
-            totals: self.members.iter().map(|member| (member.backend, member.started)).collect(),
+            totals: self
+                .members
+                .iter()
+                .map(|member| (member.backend, member.started))
+                .collect(),
         });
         if self.trail.len() > TRAIL {
             self.trail.pop_front();
@@ -447,12 +457,19 @@ impl Watch {
 
     /// Evenness of the open connections.
     pub fn open(&self) -> Imbalance {
-        imbalance::by_weight(self.members.iter().map(|member| (member.weight, member.open.unwrap_or(0))))
+        imbalance::by_weight(
+            self.members
+                .iter()
+                .map(|member| (member.weight, member.open.unwrap_or(0))),
+        )
     }
 
     /// The connections that are open, by backend.
     pub fn open_counts(&self) -> BTreeMap<u32, u64> {
-        self.members.iter().map(|member| (member.backend, member.open.unwrap_or(0))).collect()
+        self.members
+            .iter()
+            .map(|member| (member.backend, member.open.unwrap_or(0)))
+            .collect()
     }
 
     /// The last reading as the window and the history take it.
@@ -522,7 +539,11 @@ mod tests {
     }
 
     /// Feeds seconds of a story: each gives the connections of every backend so far and how many were told.
-    fn tell(watch: &mut Watch, seconds: std::ops::Range<u64>, story: impl Fn(u64) -> (Vec<Sample>, ServiceCounters)) -> Vec<AlarmChange> {
+    fn tell(
+        watch: &mut Watch,
+        seconds: std::ops::Range<u64>,
+        story: impl Fn(u64) -> (Vec<Sample>, ServiceCounters),
+    ) -> Vec<AlarmChange> {
         let mut changes = Vec::new();
         for second in seconds {
             let (samples, service) = story(second);
@@ -546,7 +567,10 @@ mod tests {
         let alarm = &changes[0].alarm;
         assert!(changes[0].raised && alarm.backend == 3 && alarm.kind == Kind::New);
         assert_eq!(alarm.born_ns, Some(10 * SECOND));
-        assert!(alarm.since_birth && alarm.seen == 0 && alarm.raised_ns <= 14 * SECOND, "{alarm:?}");
+        assert!(
+            alarm.since_birth && alarm.seen == 0 && alarm.raised_ns <= 14 * SECOND,
+            "{alarm:?}"
+        );
         watch.explain(
             3,
             Verdict {
@@ -555,13 +579,30 @@ mod tests {
             },
         );
         let healed = |s: u64| {
-            let samples = [1, 2, 3].map(|id| sample(id, if id == 3 { 40 * (s - 19) } else { 50 * 20 + 40 * (s - 19) }, 0));
-            (samples.to_vec(), service(2_000 + 120 * (s - 19), 2_000 + 120 * (s - 19), 0))
+            let samples = [1, 2, 3].map(|id| {
+                sample(
+                    id,
+                    if id == 3 {
+                        40 * (s - 19)
+                    } else {
+                        50 * 20 + 40 * (s - 19)
+                    },
+                    0,
+                )
+            });
+            (
+                samples.to_vec(),
+                service(2_000 + 120 * (s - 19), 2_000 + 120 * (s - 19), 0),
+            )
         };
         let changes = tell(&mut watch, 20..60, healed);
         assert_eq!(changes.len(), 1, "{changes:?}");
         assert!(!changes[0].raised);
-        assert_eq!(changes[0].alarm.verdict.cause, Cause::PortReuse, "it ends as it was explained");
+        assert_eq!(
+            changes[0].alarm.verdict.cause,
+            Cause::PortReuse,
+            "it ends as it was explained"
+        );
         assert_eq!(watch.alarms().count(), 0);
     }
 
@@ -592,7 +633,14 @@ mod tests {
         };
         let changes = tell(&mut watch, 1..60, relayed);
         assert_eq!(watch.basis(), Basis::Direct);
-        assert_eq!(changes.iter().filter(|change| change.raised).map(|c| c.alarm.backend).collect::<Vec<_>>(), [3]);
+        assert_eq!(
+            changes
+                .iter()
+                .filter(|change| change.raised)
+                .map(|c| c.alarm.backend)
+                .collect::<Vec<_>>(),
+            [3]
+        );
     }
 
     #[test]

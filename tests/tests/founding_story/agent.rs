@@ -18,7 +18,7 @@ use lb_user::{
         manifest::{Endpoint, Folder, Service},
         mounts::BpfFs,
     },
-    view::{Answer, BackendState, Query, ReuseView, ServiceFilter},
+    view::{Answer, BackendState, DiagnosisView, Query, ReuseView, ServiceFilter},
 };
 
 use super::stage;
@@ -114,6 +114,19 @@ impl Agent {
 
     fn log(&self) -> String {
         fs::read_to_string(self.child.log()).unwrap_or_default()
+    }
+
+    /// What the agent says of the Service now.
+    pub(crate) fn diagnosis(&self) -> Result<DiagnosisView> {
+        match control::ask(&self.socket, &Query::Diagnose { filter: web_alone() })? {
+            Answer::DiagnosisList { items, .. } => items.into_iter().next().context("a diagnosis of the Service"),
+            other => bail!("{other:?} to diagnose"),
+        }
+    }
+
+    /// The Service over time.
+    pub(crate) fn report(&self) -> Result<Answer> {
+        Ok(control::ask(&self.socket, &Query::Report { filter: web_alone() })?)
     }
 
     /// Writes the Service's endpoints; returns the moment before.
@@ -240,4 +253,11 @@ fn program() -> Result<PathBuf> {
         program.display()
     );
     Ok(program)
+}
+
+fn web_alone() -> ServiceFilter {
+    ServiceFilter {
+        namespace: Some("default".to_owned()),
+        name: Some("web".to_owned()),
+    }
 }

@@ -7,6 +7,7 @@
 mod agent;
 mod facts;
 mod ipvs;
+mod observer;
 mod stage;
 mod table;
 
@@ -61,9 +62,10 @@ fn main() -> Result<ExitCode> {
             ipvs_starves_the_third_backend_and_evenkeel_does_not,
         ),
         trial(
-            "observe_mode_beside_ipvs_counts_the_reuse_and_rewrites_nothing",
-            observe_mode_beside_ipvs_counts_the_reuse_and_rewrites_nothing,
+            "the_observer_names_the_starved_endpoint_and_the_cause",
+            observer::names_the_starved_endpoint_and_the_cause,
         ),
+        trial("observe_mode_rewrites_nothing", observer::rewrites_nothing),
     ];
     // A process is in one cgroup at a time, and the tests put themselves into theirs.
     let one_by_one = Arguments {
@@ -236,58 +238,6 @@ fn through_evenkeel(bpf: &BpfFs) -> Result<([Row; 2], [SameShare; 2])> {
         SameShare::between(3, &from, &end),
     ];
     Ok((rows, reuse))
-}
-
-fn observe_mode_beside_ipvs_counts_the_reuse_and_rewrites_nothing(bpf: &BpfFs) -> Result<()> {
-    let stage = Stage::new()?;
-    let group = ChildCgroup::new("story")?;
-    group.join()?;
-    let ipvs = Ipvs::new(&stage.node, stage::WEB, 0)?;
-    for backend in stage::backends(2) {
-        ipvs.add(backend)?;
-    }
-    let agent = Agent::start(Mode::Observe, &stage.node, &group, bpf, &stage::backends(3))?;
-    let client = Client::start(&stage.node, &Load::tcp(stage::WEB))?;
-    agent.wait_judged(PHASE)?;
-    let before = agent.reuse()?;
-    ipvs.add(stage::backend(3))?;
-    let added = Instant::now();
-    reach(&client, client.made() + PHASE)?;
-    let attempts = client.stop();
-    agent.wait_counted(attempts.len() as u64)?;
-
-    let reuse = agent.reuse()?;
-    let rows = table::rows("IPVS 0, Evenkeel observes", &attempts, added);
-    let rows = table::with_reuse(rows, before.total, reuse.total - before.total);
-    table::print(&rows)?;
-    for words in [&["reuse", "default/web"][..], &["service", "get", "default/web"][..]] {
-        writeln!(io::stdout(), "$ evenkeel {}\n{}", words.join(" "), agent.says(words)?)?;
-    }
-
-    // As without the agent: the third backend starves, and nothing fails.
-    let [_, after] = &rows;
-    ensure!(after.of_third() <= STARVED, "beside the observer: {after:?}");
-    ensure!(rows.iter().all(|row| row.failed == 0), "failed connections: {rows:?}");
-    ensure!(
-        reuse.total > attempts.len() as u64 / 2,
-        "too little reuse was counted: {reuse:?}"
-    );
-    ensure!(
-        reuse.same_backend + reuse.moved + reuse.stale_backend == 0,
-        "the agent claims to know backends that it cannot see: {reuse:?}"
-    );
-    let rewriting = agent.rewriting_programs()?;
-    ensure!(rewriting.is_empty(), "attached in observe mode: {rewriting:?}");
-    // Without IPVS nobody answers at the Service's address, unless somebody rewrites it.
-    drop(ipvs);
-    let load = Load {
-        total: Some(3),
-        timeout: Duration::from_millis(500),
-        ..Load::tcp(stage::WEB)
-    };
-    let answered = per_backend(&Client::start(&stage.node, &load)?.wait());
-    ensure!(answered.is_empty(), "rewritten in observe mode: {answered:?}");
-    Ok(())
 }
 
 /// Waits until a client has made so many attempts.

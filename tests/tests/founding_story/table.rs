@@ -37,13 +37,18 @@ impl Row {
         }
     }
 
-    fn connections(&self) -> u64 {
+    pub(crate) fn connections(&self) -> u64 {
         self.failed + self.answers.iter().sum::<u64>()
     }
 
     /// Connections that the third backend got.
     pub(crate) fn of_third(&self) -> u64 {
         self.answers[2]
+    }
+
+    /// Its share of all answers.
+    pub(crate) fn share_of_third(&self) -> f64 {
+        self.of_third() as f64 / self.answers.iter().sum::<u64>().max(1) as f64
     }
 
     /// Its share, as a part of the fair one.
