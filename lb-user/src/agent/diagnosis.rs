@@ -325,6 +325,19 @@ impl Shared {
             same_share: sticky.share(),
             expected_same_share: sticky.chance,
         });
+        let known = wording::Known {
+            proxy: Some(facts.proxy.name.clone()),
+            affinity_seconds: case.affinity_seconds(),
+            reuse_horizon_seconds: Some(self.config.reuse_horizon.as_secs_f64()),
+            clients: clients.map(|clients| clients.clients),
+            endpoints: case.set.members.len() as u64,
+            ports: ports.as_ref().map(|ports| wording::Ports {
+                client: ports.client,
+                destination: ports.destination.clone(),
+                used: ports.used,
+                range: ports.range,
+            }),
+        };
         let mut starved = Vec::new();
         let mut words = Vec::new();
         for alarm in &alarms {
@@ -333,36 +346,8 @@ impl Shared {
             };
             let evidence = self.evidence(case, reconciler, observation, facts, alarm);
             let verdict = cause::cause(&evidence);
-            let told = wording_of(&Told {
-                shared: self,
-                case,
-                reconciler,
-                facts,
-                evidence: &evidence,
-                verdict: &verdict,
-                alarm,
-                endpoint,
-                now_ns,
-                clients: clients.as_ref(),
-                ports: ports.as_ref(),
-                open: open.as_ref(),
-            });
-            starved.push(StarvedView {
-                addr: endpoint.ip(),
-                port: endpoint.port(),
-                cause: verdict.cause.name().to_owned(),
-                because: wording::because(&told),
-                view: alarm.kind.name().to_owned(),
-                expected: alarm.expected,
-                seen: alarm.seen,
-                probability: alarm.probability,
-                window_seconds: alarm.window_seconds,
-                since: wall(alarm.since_ns),
-                seconds_to_verdict: alarm
-                    .born_ns
-                    .map(|born| alarm.raised_ns.saturating_sub(born) as f64 / 1e9),
-            });
-            words.push(wording::Starved {
+            let usable_seconds = alarm.born_ns.map(|born| now_ns.saturating_sub(born) as f64 / 1e9);
+            let told = wording::Starved {
                 endpoint,
                 connections: match alarm.kind {
                     Kind::New => wording::Connections::New,
@@ -374,8 +359,27 @@ impl Shared {
                 window_seconds: alarm.window_seconds,
                 since_birth: alarm.since_birth,
                 standing_seconds: now_ns.saturating_sub(alarm.raised_ns) as f64 / 1e9,
-                evidence: told,
+                cause: verdict.cause,
+                facts: verdict.because,
+                usable_seconds,
+                zones: zones(case, reconciler, endpoint),
+            };
+            starved.push(StarvedView {
+                addr: endpoint.ip(),
+                port: endpoint.port(),
+                cause: verdict.cause.name().to_owned(),
+                because: wording::because(&told, &known),
+                view: alarm.kind.name().to_owned(),
+                expected: alarm.expected,
+                seen: alarm.seen,
+                probability: alarm.probability,
+                window_seconds: alarm.window_seconds,
+                since: wall(alarm.since_ns),
+                seconds_to_verdict: alarm
+                    .born_ns
+                    .map(|born| alarm.raised_ns.saturating_sub(born) as f64 / 1e9),
             });
+            words.push(told);
         }
         let shares = watch.window().shares();
         let opened: BTreeMap<u32, Share> = open_shares(case, watch);
@@ -392,6 +396,7 @@ impl Shared {
             new: new.map(|found| evenness(case, &found, Some(60.0), &shares)),
             open: open.map(|found| evenness(case, &found, None, &opened)),
             starved: words,
+            known,
             balanced_here: self.config.mode == Mode::Balance,
         };
         DiagnosisView {
@@ -649,97 +654,16 @@ fn evenness(
     }
 }
 
-/// What a cause is told from.
-struct Told<'a> {
-    shared: &'a Shared,
-    case: &'a Case<'a>,
-    reconciler: &'a Reconciler,
-    facts: &'a Facts,
-    evidence: &'a Evidence,
-    verdict: &'a Verdict,
-    alarm: &'a Alarm,
-    endpoint: SocketAddr,
-    now_ns: u64,
-    clients: Option<&'a ClientsView>,
-    ports: Option<&'a PortUseView>,
-    open: Option<&'a Imbalance>,
-}
-
-fn wording_of(told: &Told<'_>) -> wording::Evidence {
-    use cause::Cause;
-    let Told {
-        case, evidence, alarm, ..
-    } = told;
-    match told.verdict.cause {
-        Cause::NotProgrammed => wording::Evidence::NotProgrammed {
-            proxy: Some(told.facts.proxy.name.clone()),
-            usable_seconds: alarm.born_ns.map(|born| told.now_ns.saturating_sub(born) as f64 / 1e9),
-        },
-        Cause::PortReuse => {
-            let reuse = evidence.reuse.unwrap_or_default();
-            // The larger of the two chances: pinning is what lies beyond both.
-            let chance = match (evidence.fair_chance, evidence.observed_chance) {
-                (Some(fair), Some(observed)) if observed < 0.999 => Some(fair.max(observed)),
-                (fair, observed) => fair.or(observed),
-            };
-            wording::Evidence::PortReuse {
-                compared: reuse.same + reuse.moved,
-                same: reuse.same,
-                chance,
-                reused: Some(wording::Reused {
-                    connections: reuse.connections,
-                    reuses: reuse.reuses,
-                    horizon_seconds: told.shared.config.reuse_horizon.as_secs_f64(),
-                }),
-                conn_reuse_mode: evidence.conn_reuse_mode.map(u32::from),
-                ports: told.ports.map(|ports| wording::Ports {
-                    client: ports.client,
-                    destination: ports.destination.clone(),
-                    used: ports.used,
-                    range: ports.range,
-                }),
-            }
-        }
-        Cause::LongLived => wording::Evidence::LongLived {
-            open: told.open.map_or(0, |open| open.n),
-            older: None,
-            new: case.watch.window().imbalance().n,
-            window_seconds: 60.0,
-        },
-        Cause::Affinity => wording::Evidence::Affinity {
-            timeout_seconds: case.affinity_seconds(),
-            clients: told.clients.map_or(0, |clients| clients.clients),
-            endpoints: case.set.members.len() as u64,
-            compared: told.clients.map_or(0, |clients| clients.compared),
-            same_share: told.clients.and_then(|clients| clients.same_share),
-            chance: evidence.fair_chance,
-        },
-        Cause::ZeroWeight => wording::Evidence::ZeroWeight {
-            place: Some(format!("the tables of {}", told.facts.proxy.name)),
-        },
-        Cause::Topology => {
-            let hints = endpoints(told.reconciler, case.name, &case.set.name)
-                .find(|(address, _)| *address == told.endpoint)
-                .and_then(|(_, endpoint)| endpoint.hints.clone());
-            wording::Evidence::Topology {
-                for_zones: hints.map_or_else(Vec::new, |hints| hints.zones.iter().map(ToString::to_string).collect()),
-                zone: (told.reconciler.desired().node())
-                    .and_then(|node| node.zone.as_ref())
-                    .map(ToString::to_string),
-            }
-        }
-        Cause::Unknown => {
-            let mut ruled_out = Vec::new();
-            if evidence.in_proxy == Some(true) {
-                ruled_out.push("not_programmed".to_owned());
-            }
-            if evidence.proxy_weight.is_some() {
-                ruled_out.push("zero_weight".to_owned());
-            }
-            ruled_out.extend(["port_reuse", "long_lived", "affinity", "topology"].map(str::to_owned));
-            wording::Evidence::Unknown { ruled_out }
-        }
-    }
+/// The zones of an endpoint's hints and of this node; none for an endpoint without hints.
+fn zones(case: &Case<'_>, reconciler: &Reconciler, address: SocketAddr) -> Option<wording::Zones> {
+    let hints = endpoints(reconciler, case.name, &case.set.name)
+        .find(|(found, _)| *found == address)
+        .and_then(|(_, endpoint)| endpoint.hints.clone())?;
+    let node = reconciler.desired().node();
+    Some(wording::Zones {
+        hinted: hints.zones.iter().map(ToString::to_string).collect(),
+        own: node.and_then(|node| node.zone.as_ref()).map(ToString::to_string),
+    })
 }
 
 /// Quantiles of a histogram: the upper edge of the bucket in which each lies.

@@ -10,13 +10,15 @@ pub mod numbers;
 #[cfg(test)]
 mod tests;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 pub use advice::advice;
-pub use cause::{Evidence, Ports, Reused, because};
+pub use cause::because;
+use cause::{certainty, title};
 use numbers::{chance, count, counted, expected, measure, percent, percent_of, seconds};
 
-use super::VerdictKind;
+use super::{ImbalanceView, VerdictKind};
+use crate::analysis::cause::{Cause, Fact};
 
 /// What a diagnosis of one backend set rests on.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +39,8 @@ pub struct Findings {
     pub open: Option<Evenness>,
     /// The starved endpoints.
     pub starved: Vec<Starved>,
+    /// What is known beside the facts of the causes.
+    pub known: Known,
     /// Whether Evenkeel itself balances this Service; otherwise somebody else translates.
     pub balanced_here: bool,
 }
@@ -73,6 +77,38 @@ pub struct Farthest {
     pub expected: f64,
 }
 
+impl Evenness {
+    /// Takes the numbers of a view; `window_seconds` is none for connections that are open now.
+    pub fn new(found: &ImbalanceView, window_seconds: Option<f64>, farthest: Option<Farthest>) -> Self {
+        Self {
+            n: found.n,
+            endpoints: found.backends,
+            window_seconds,
+            dispersion: found.dispersion,
+            probability: found.p,
+            insufficient: found.insufficient,
+            alarm: found.alarm,
+            farthest,
+        }
+    }
+}
+
+impl Farthest {
+    /// Picks among (endpoint, seen, expected) the one that adds most to X²; none where nothing was expected.
+    pub fn among(shares: impl IntoIterator<Item = (SocketAddr, u64, f64)>) -> Option<Self> {
+        let part = |found: &Self| (found.seen as f64 - found.expected).powi(2) / found.expected;
+        shares
+            .into_iter()
+            .filter(|&(_, _, expected)| expected > 0.0)
+            .map(|(endpoint, seen, expected)| Self {
+                endpoint,
+                seen,
+                expected,
+            })
+            .max_by(|a, b| part(a).total_cmp(&part(b)))
+    }
+}
+
 /// Which connections a finding is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connections {
@@ -102,7 +138,52 @@ pub struct Starved {
     /// For how long the alarm has stood.
     pub standing_seconds: f64,
     /// Why.
-    pub evidence: Evidence,
+    pub cause: Cause,
+    /// The facts that bear on it, the deciding ones first.
+    pub facts: Vec<Fact>,
+    /// For how long it has been usable, where its birth was seen.
+    pub usable_seconds: Option<f64>,
+    /// The zones of its topology hints, where it has any.
+    pub zones: Option<Zones>,
+}
+
+/// Where an endpoint is meant for, and where this node is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Zones {
+    /// The zones that the endpoint's hints name.
+    pub hinted: Vec<String>,
+    /// This node's zone.
+    pub own: Option<String>,
+}
+
+/// What is known beside the facts of a cause; what was not measured is none, and no sentence is made of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Known {
+    /// Whose tables were read, such as `kube-proxy (ipvs)`.
+    pub proxy: Option<String>,
+    /// The Service's affinity timeout.
+    pub affinity_seconds: Option<u32>,
+    /// The longest interval that counts as a reuse.
+    pub reuse_horizon_seconds: Option<f64>,
+    /// Distinct clients seen.
+    pub clients: Option<u64>,
+    /// Eligible endpoints.
+    pub endpoints: u64,
+    /// The client that uses most of its port range.
+    pub ports: Option<Ports>,
+}
+
+/// How a client uses its port range towards one destination.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ports {
+    /// The client.
+    pub client: IpAddr,
+    /// What it dials.
+    pub destination: String,
+    /// Ports in use or just closed.
+    pub used: u64,
+    /// Ports of the range.
+    pub range: u64,
 }
 
 /// Starved endpoints that get a sentence each; further ones are counted.
@@ -119,7 +200,7 @@ pub fn sentences(findings: &Findings) -> Vec<String> {
             ));
             return out;
         }
-        VerdictKind::Starved => starvation(&findings.starved, &mut out),
+        VerdictKind::Starved => starvation(findings, &mut out),
         VerdictKind::Uneven | VerdictKind::Even | VerdictKind::Insufficient => {}
     }
     if findings.connects > 0 && findings.attributed == 0 {
@@ -160,7 +241,8 @@ pub fn sentences(findings: &Findings) -> Vec<String> {
 }
 
 /// The starved endpoints, then each distinct cause with the first fact that it rests on.
-fn starvation(all: &[Starved], out: &mut Vec<String>) {
+fn starvation(findings: &Findings, out: &mut Vec<String>) {
+    let all = &findings.starved;
     out.extend(all.iter().take(NAMED).map(starved));
     if let Some(more) = all.len().checked_sub(NAMED).filter(|&more| more > 0) {
         let verb = if more == 1 { "is" } else { "are" };
@@ -169,15 +251,14 @@ fn starvation(all: &[Starved], out: &mut Vec<String>) {
             counted(more as u64, "further endpoint")
         ));
     }
-    let mut said: Vec<&str> = Vec::new();
+    let mut said: Vec<Cause> = Vec::new();
     for found in all {
-        let name = found.evidence.name();
-        if said.contains(&name) {
+        if said.contains(&found.cause) {
             continue;
         }
-        said.push(name);
-        let fact = because(&found.evidence).into_iter().next().unwrap_or_default();
-        let line = format!("{}: {}. {fact}", found.evidence.certainty(), found.evidence.title());
+        said.push(found.cause);
+        let fact = because(found, &findings.known).into_iter().next().unwrap_or_default();
+        let line = format!("{}: {}. {fact}", certainty(found.cause), title(found.cause));
         out.push(line.trim_end().to_owned());
     }
 }

@@ -1,7 +1,10 @@
 //! What to do about a finding, the most effective first.
 
-use super::{Evenness, Evidence, Findings, numbers::seconds};
-use crate::view::VerdictKind;
+use super::{Evenness, Findings, Starved, numbers::seconds};
+use crate::{
+    analysis::cause::{Cause, Fact},
+    view::VerdictKind,
+};
 
 /// What to do, the most effective first; nothing where nothing is wrong.
 pub fn advice(findings: &Findings) -> Vec<String> {
@@ -12,7 +15,7 @@ pub fn advice(findings: &Findings) -> Vec<String> {
         }
     };
     for found in &findings.starved {
-        for text in against(&found.evidence, findings, &found.endpoint.to_string()) {
+        for text in against(found, findings) {
             add(text);
         }
     }
@@ -31,61 +34,58 @@ pub fn advice(findings: &Findings) -> Vec<String> {
     out
 }
 
-fn against(evidence: &Evidence, findings: &Findings, endpoint: &str) -> Vec<String> {
-    match evidence {
-        Evidence::NotProgrammed { proxy, .. } => vec![format!(
-            "Look at the logs of {} on this node and at the age of its last sync: the endpoint is in the cluster's state and \
-             not in its tables.",
-            proxy.as_deref().unwrap_or("the proxy")
+fn against(found: &Starved, findings: &Findings) -> Vec<String> {
+    let known = &findings.known;
+    let proxy = known.proxy.as_deref().unwrap_or("the proxy");
+    match found.cause {
+        Cause::NotProgrammed => vec![format!(
+            "Look at the logs of {proxy} on this node and at the age of its last sync: the endpoint is in the cluster's state \
+             and not in its tables."
         )],
-        Evidence::PortReuse { conn_reuse_mode, .. } => port_reuse(*conn_reuse_mode, findings),
-        Evidence::LongLived { .. } => vec![
+        Cause::PortReuse => port_reuse(found.facts.contains(&Fact::IpvsPinsReuse), findings),
+        Cause::LongLived => vec![
             SHORTER_LIVES.to_owned(),
             "Or restart the clients a few at a time: each chooses again when it connects.".to_owned(),
         ],
-        Evidence::Affinity { timeout_seconds, .. } => {
-            let mut out = Vec::new();
-            if let Some(timeout) = timeout_seconds {
-                out.push(
-                    "Set the Service's `sessionAffinity` to None, unless the application needs a client to stay."
-                        .to_owned(),
-                );
-                out.push(format!(
+        Cause::Affinity if found.facts.contains(&Fact::AffinityConfigured) => {
+            let mut out = vec![
+                "Set the Service's `sessionAffinity` to None, unless the application needs a client to stay."
+                    .to_owned(),
+            ];
+            out.extend(known.affinity_seconds.map(|timeout| {
+                format!(
                     "If it does, lower `sessionAffinityConfig.clientIP.timeoutSeconds` (now {timeout}, that is {}).",
-                    seconds(f64::from(*timeout))
-                ));
-            } else {
-                out.push(
-                    "Find what keeps clients on their endpoint: the Service itself asks for no affinity that was seen."
-                        .to_owned(),
-                );
-            }
+                    seconds(f64::from(timeout))
+                )
+            }));
             out
         }
-        Evidence::ZeroWeight { place } => vec![format!(
-            "If the endpoint should serve, give it a weight above 0{}; if it is being drained, all is as meant.",
-            place
-                .as_deref()
-                .map_or_else(String::new, |place| format!(" in {place}"))
+        Cause::Affinity => vec![format!(
+            "Find what keeps clients on their endpoint, such as the scheduler of {proxy}: the Service itself asks for no \
+             affinity."
         )],
-        Evidence::Topology { .. } => vec![
+        Cause::ZeroWeight => vec![format!(
+            "If the endpoint should serve, give it a weight above 0 in the tables of {proxy}; if it is being drained, all is \
+             as meant."
+        )],
+        Cause::Topology => vec![
             "If clients of this zone should reach it, turn off topology-aware routing of the Service \
              (`trafficDistribution`, or the annotation service.kubernetes.io/topology-mode); otherwise all is as meant."
                 .to_owned(),
         ],
-        Evidence::Unknown { .. } => vec![
+        Cause::Unknown => vec![
             format!(
-                "Watch who still reaches it: `evenkeel observe -f {} --backend {endpoint}`.",
-                findings.service
+                "Watch who still reaches it: `evenkeel observe -f {} --backend {}`.",
+                findings.service, found.endpoint
             ),
             "Compare with what other nodes say: this one sees its own clients only.".to_owned(),
         ],
     }
 }
 
-fn port_reuse(mode: Option<u32>, findings: &Findings) -> Vec<String> {
+fn port_reuse(ipvs_pins: bool, findings: &Findings) -> Vec<String> {
     let mut out = Vec::new();
-    if mode == Some(0) {
+    if ipvs_pins {
         out.push(
             "Set net.ipv4.vs.conn_reuse_mode to 1 on every node that translates for these clients (`sysctl -w \
              net.ipv4.vs.conn_reuse_mode=1`): a reused port is then a new choice. On kernels before 5.9 kube-proxy puts \

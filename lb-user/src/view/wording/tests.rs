@@ -29,6 +29,7 @@ fn findings(verdict: VerdictKind) -> Findings {
         new: Some(even(1_000)),
         open: None,
         starved: vec![],
+        known: Known::default(),
         balanced_here: false,
     }
 }
@@ -47,7 +48,7 @@ fn uneven(n: u64, seen: u64) -> Evenness {
     }
 }
 
-fn starved_by(evidence: Evidence) -> Findings {
+fn starved_by(cause: Cause, facts: &[Fact]) -> Findings {
     Findings {
         new: Some(uneven(1_000, 515)),
         starved: vec![Starved {
@@ -59,31 +60,52 @@ fn starved_by(evidence: Evidence) -> Findings {
             window_seconds: 28.0,
             since_birth: true,
             standing_seconds: 26.0,
-            evidence,
+            cause,
+            facts: facts.to_vec(),
+            usable_seconds: Some(54.0),
+            zones: (cause == Cause::Topology).then(|| Zones {
+                hinted: vec!["b".into()],
+                own: Some("a".into()),
+            }),
         }],
+        known: Known {
+            proxy: Some("kube-proxy (ipvs)".into()),
+            affinity_seconds: Some(10_800),
+            reuse_horizon_seconds: Some(120.0),
+            clients: Some(2),
+            endpoints: 3,
+            ports: Some(Ports {
+                client: [10, 244, 1, 9].into(),
+                destination: "10.96.7.7:80".into(),
+                used: 196,
+                range: 200,
+            }),
+        },
         ..findings(VerdictKind::Starved)
     }
 }
 
-fn port_reuse(mode: Option<u32>) -> Evidence {
-    Evidence::PortReuse {
-        compared: 640,
-        same: 640,
-        chance: Some(1.0 / 3.0),
-        reused: Some(Reused {
-            connections: 1_000,
-            reuses: 640,
-            horizon_seconds: 120.0,
-        }),
-        conn_reuse_mode: mode,
-        ports: Some(Ports {
-            client: [10, 244, 1, 9].into(),
-            destination: "10.96.7.7:80".into(),
-            used: 196,
-            range: 200,
-        }),
-    }
-}
+const REUSE: Fact = Fact::Reuse {
+    same: 640,
+    compared: 640,
+    fair_chance: 1.0 / 3.0,
+    observed_chance: 0.5,
+    probability: 2.2e-193,
+};
+
+/// As the founding story has them.
+const PINNED: [Fact; 5] = [
+    REUSE,
+    Fact::ReuseFrequency {
+        reuses: 960,
+        connections: 1_000,
+        pinned: 0.96,
+        enough: true,
+    },
+    Fact::IpvsPinsReuse,
+    Fact::InProxy,
+    Fact::ProxyWeight { weight: 1 },
+];
 
 /// All that is said about some findings.
 fn everything(findings: &Findings) -> String {
@@ -93,7 +115,7 @@ fn everything(findings: &Findings) -> String {
         let _infallible = writeln!(out, "{text}");
     }
     for found in &findings.starved {
-        for text in because(&found.evidence) {
+        for text in because(found, &findings.known) {
             let _infallible = writeln!(out, "  because: {text}");
         }
     }
@@ -103,46 +125,65 @@ fn everything(findings: &Findings) -> String {
     out
 }
 
-fn causes() -> Vec<Evidence> {
+fn causes() -> Vec<Findings> {
+    let stickiness = |same, sticky| Fact::Stickiness {
+        same,
+        pairs: 998,
+        fair_chance: 1.0 / 3.0,
+        observed_chance: 0.5,
+        sticky,
+    };
+    let loose = Fact::Reuse {
+        same: 8,
+        compared: 20,
+        fair_chance: 0.5,
+        observed_chance: 0.5,
+        probability: 1.0,
+    };
+    let seldom = Fact::ReuseFrequency {
+        reuses: 20,
+        connections: 1_000,
+        pinned: 0.0,
+        enough: false,
+    };
     vec![
-        Evidence::NotProgrammed {
-            proxy: Some("kube-proxy (ipvs)".into()),
-            usable_seconds: Some(40.0),
-        },
-        port_reuse(Some(0)),
-        Evidence::LongLived {
-            open: 400,
-            older: Some(388),
-            new: 12,
-            window_seconds: 60.0,
-        },
-        Evidence::Affinity {
-            timeout_seconds: Some(10_800),
-            clients: 2,
-            endpoints: 3,
-            compared: 998,
-            same_share: Some(1.0),
-            chance: Some(0.34),
-        },
-        Evidence::ZeroWeight {
-            place: Some("the IPVS table".into()),
-        },
-        Evidence::Topology {
-            for_zones: vec!["b".into()],
-            zone: Some("a".into()),
-        },
-        Evidence::Unknown {
-            ruled_out: vec!["port_reuse".into(), "affinity".into()],
-        },
+        starved_by(Cause::NotProgrammed, &[Fact::NotInProxy]),
+        starved_by(Cause::PortReuse, &PINNED),
+        starved_by(
+            Cause::LongLived,
+            &[Fact::OpenFarBelowFair {
+                open: 3,
+                fair: 133.3,
+                rate_at_most: 0.21,
+                seconds_to_half: 303.0,
+            }],
+        ),
+        starved_by(Cause::Affinity, &[Fact::AffinityConfigured, stickiness(998, true)]),
+        starved_by(Cause::ZeroWeight, &[Fact::ProxyWeight { weight: 0 }, Fact::InProxy]),
+        starved_by(Cause::Topology, &[Fact::ExcludedByTopology]),
+        starved_by(
+            Cause::Unknown,
+            &[
+                Fact::InProxy,
+                stickiness(340, false),
+                loose,
+                seldom,
+                Fact::IpvsReschedules { mode: 1 },
+                Fact::HashesTuples,
+            ],
+        ),
     ]
 }
 
 #[test]
 fn every_cause_is_said_in_sentences() {
-    for evidence in causes() {
-        let name = evidence.name();
-        insta::assert_snapshot!(format!("cause_{name}"), everything(&starved_by(evidence)));
+    let all = causes();
+    for findings in &all {
+        let name = findings.starved[0].cause.name();
+        insta::assert_snapshot!(format!("cause_{name}"), everything(findings));
     }
+    let covered = |cause: &Cause| all.iter().any(|findings| findings.starved[0].cause == *cause);
+    assert!(Cause::ALL.iter().all(covered));
 }
 
 #[test]
@@ -185,52 +226,30 @@ fn every_verdict_is_said_in_sentences() {
 
 #[test]
 fn facts_that_were_not_measured_are_not_said() {
-    let bare = [
-        Evidence::NotProgrammed {
-            proxy: None,
-            usable_seconds: None,
-        },
-        Evidence::PortReuse {
-            compared: 0,
-            same: 0,
-            chance: None,
-            reused: None,
-            conn_reuse_mode: None,
-            ports: None,
-        },
-        Evidence::LongLived {
-            open: 1,
-            older: None,
-            new: 1,
-            window_seconds: 60.0,
-        },
-        Evidence::Affinity {
-            timeout_seconds: None,
-            clients: 0,
-            endpoints: 3,
-            compared: 0,
-            same_share: None,
-            chance: None,
-        },
-        Evidence::ZeroWeight { place: None },
-        Evidence::Topology {
-            for_zones: vec![],
-            zone: None,
-        },
-        Evidence::Unknown { ruled_out: vec![] },
-    ];
-    let said: String = bare
-        .into_iter()
-        .map(|evidence| format!("{}:\n{}", evidence.name(), everything(&starved_by(evidence))))
-        .collect();
+    let mut said = String::new();
+    for mut findings in causes() {
+        findings.known = Known::default();
+        let found = &mut findings.starved[0];
+        (found.usable_seconds, found.zones) = (None, None);
+        found.facts.truncate(1);
+        if found.cause == Cause::Unknown {
+            found.facts.clear();
+        }
+        let name = found.cause.name();
+        let _infallible = write!(said, "{name}:\n{}", everything(&findings));
+    }
     insta::assert_snapshot!("bare_causes", said);
 }
 
 #[test]
 fn a_setting_that_is_right_already_is_not_advised() {
-    let right = advice(&starved_by(port_reuse(Some(1))));
+    let right = advice(&starved_by(
+        Cause::PortReuse,
+        &[REUSE, Fact::IpvsReschedules { mode: 1 }],
+    ));
     assert!(right.iter().all(|text| !text.contains("conn_reuse_mode")), "{right:?}");
-    let mut here = starved_by(port_reuse(Some(0)));
+    let mut here = starved_by(Cause::PortReuse, &PINNED);
+    assert!(advice(&here)[0].contains("conn_reuse_mode to 1"));
     here.balanced_here = true;
     assert!(advice(&here).iter().all(|text| !text.contains("let Evenkeel")));
 }
@@ -252,15 +271,15 @@ fn what_could_not_be_told_by_endpoint_is_said_and_nothing_else_claimed() {
 
 #[test]
 fn small_samples_are_called_small() {
-    let small = Evidence::PortReuse {
-        compared: 12,
-        same: 12,
-        chance: Some(0.5),
-        reused: None,
-        conn_reuse_mode: None,
-        ports: None,
+    let small = Fact::Reuse {
+        same: 21,
+        compared: 21,
+        fair_chance: 0.5,
+        observed_chance: 0.5,
+        probability: 4.8e-7,
     };
-    assert!(because(&small)[0].ends_with("That is a small sample."));
+    let pinned = starved_by(Cause::PortReuse, &[small]);
+    assert!(because(&pinned.starved[0], &pinned.known)[0].ends_with("That is a small sample."));
     let few = sentences(&Findings {
         new: Some(even(12)),
         ..findings(VerdictKind::Insufficient)
@@ -273,7 +292,7 @@ fn small_samples_are_called_small() {
 
 #[test]
 fn many_starved_endpoints_are_counted_and_a_cause_is_said_once() {
-    let mut findings = starved_by(port_reuse(Some(0)));
+    let mut findings = starved_by(Cause::PortReuse, &PINNED);
     let one = findings.starved[0].clone();
     findings.starved = (0..9)
         .map(|last| Starved {
@@ -284,9 +303,23 @@ fn many_starved_endpoints_are_counted_and_a_cause_is_said_once() {
             ..one.clone()
         })
         .collect();
-    findings.starved[8].evidence = Evidence::ZeroWeight { place: None };
+    findings.starved[8].cause = Cause::ZeroWeight;
+    findings.starved[8].facts = vec![Fact::ProxyWeight { weight: 0 }];
     let said = [sentences(&findings), advice(&findings)].concat();
     insta::assert_snapshot!("many_starved", said.join("\n"));
+}
+
+#[test]
+fn the_farthest_is_the_one_that_chance_explains_least() {
+    let shares = [
+        (at("10.0.0.1:80"), 90, 100.0),
+        (at("10.0.0.2:80"), 160, 100.0),
+        (at("10.0.0.3:80"), 0, 0.0),
+        (at("10.0.0.4:80"), 3, 1.0),
+    ];
+    let found = Farthest::among(shares).map(|found| found.endpoint);
+    assert_eq!(found, Some(at("10.0.0.2:80")));
+    assert_eq!(Farthest::among([]), None);
 }
 
 #[test]
@@ -315,7 +348,7 @@ proptest::proptest! {
         seen: u64,
         n: u64,
     ) {
-        let mut findings = starved_by(port_reuse(Some(0)));
+        let mut findings = starved_by(Cause::PortReuse, &PINNED);
         findings.starved[0] = Starved { expected, probability, window_seconds: window, seen, ..findings.starved[0].clone() };
         findings.new = Some(Evenness { probability, dispersion: Some(expected), ..uneven(n, seen) });
         for text in sentences(&findings).into_iter().chain(advice(&findings)) {
