@@ -5,6 +5,8 @@ mod sidecar;
 #[cfg(test)]
 mod tests;
 
+use std::fmt::Write as _;
+
 use clap::Args;
 
 use super::{
@@ -79,13 +81,11 @@ pub(super) fn text(view: &GraphView, output: Output) -> String {
     }
     let mut out = grid.render(output.headers, output.color);
     if output.headers {
-        out.push_str(&format!(
-            "\n{} seen since {}",
-            counted(view.calls.len() as u64, "call"),
-            view.since
-        ));
+        let calls = counted(view.calls.len() as u64, "call");
+        // Writing into a String cannot fail.
+        let _infallible = write!(out, "\n{calls} seen since {}", view.since);
         if view.forgotten > 0 {
-            out.push_str(&format!("; {} forgotten for want of room", count(view.forgotten)));
+            let _infallible = write!(out, "; {} forgotten for want of room", count(view.forgotten));
         }
         out.push_str(".\n");
     }

@@ -324,7 +324,7 @@ impl Answers for Fixture {
                             time: ago(59 - second),
                             started: vec![8 + (second as u64 * 7) % 3, 8 + (second as u64 * 5) % 3, 0],
                             open: vec![2, 3, 0],
-                            dispersion: (second >= 5).then(|| if second < 30 { 0.4 } else { second as f64 * 2.0 }),
+                            dispersion: (second >= 5).then_some(if second < 30 { 0.4 } else { second as f64 * 2.0 }),
                         })
                         .collect(),
                     intervals: IntervalView::all(&counts),

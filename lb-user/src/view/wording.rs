@@ -16,7 +16,7 @@ pub use advice::advice;
 pub use cause::{Evidence, Ports, Reused, because};
 use numbers::{chance, count, counted, expected, measure, percent, percent_of, seconds};
 
-use super::VerdictKind;
+use super::{ImbalanceView, VerdictKind};
 
 /// What a diagnosis of one backend set rests on.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,6 +71,38 @@ pub struct Farthest {
     pub seen: u64,
     /// Those that its weight entitles it to.
     pub expected: f64,
+}
+
+impl Evenness {
+    /// Takes the numbers of a view; `window_seconds` is none for connections that are open now.
+    pub fn new(found: &ImbalanceView, window_seconds: Option<f64>, farthest: Option<Farthest>) -> Self {
+        Self {
+            n: found.n,
+            endpoints: found.backends,
+            window_seconds,
+            dispersion: found.dispersion,
+            probability: found.p,
+            insufficient: found.insufficient,
+            alarm: found.alarm,
+            farthest,
+        }
+    }
+}
+
+impl Farthest {
+    /// Picks among (endpoint, seen, expected) the one that adds most to X²; none where nothing was expected.
+    pub fn among(shares: impl IntoIterator<Item = (SocketAddr, u64, f64)>) -> Option<Self> {
+        let part = |found: &Self| (found.seen as f64 - found.expected).powi(2) / found.expected;
+        shares
+            .into_iter()
+            .filter(|&(_, _, expected)| expected > 0.0)
+            .map(|(endpoint, seen, expected)| Self {
+                endpoint,
+                seen,
+                expected,
+            })
+            .max_by(|a, b| part(a).total_cmp(&part(b)))
+    }
 }
 
 /// Which connections a finding is about.

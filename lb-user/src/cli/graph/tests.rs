@@ -78,11 +78,14 @@ fn tokens(text: &str) -> Vec<Token> {
     out
 }
 
+/// Keys and values.
+type Attributes = Vec<(String, String)>;
+
 #[derive(Debug, Default)]
 struct Digraph {
     nodes: BTreeSet<String>,
     clusters: Vec<String>,
-    edges: Vec<(String, String, Vec<(String, String)>)>,
+    edges: Vec<(String, String, Attributes)>,
 }
 
 /// Reads the part of the DOT language that is written here, and panics at anything else.

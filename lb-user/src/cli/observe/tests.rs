@@ -29,12 +29,12 @@ fn passed(filter: &Filter) -> Vec<usize> {
         .collect()
 }
 
-fn target(text: &str) -> Option<Target> {
-    Some(filter::parse_target(text).expect("an address"))
+fn target(text: &str) -> Target {
+    filter::parse_target(text).expect("an address")
 }
 
-fn client(text: &str) -> Option<Client> {
-    Some(filter::parse_client(text).expect("a client"))
+fn client(text: &str) -> Client {
+    filter::parse_client(text).expect("a client")
 }
 
 #[test]
@@ -116,84 +116,84 @@ fn each_filter_passes_what_it_names() {
         ),
         (
             Filter {
-                backend: target("10.244.1.5"),
+                backend: Some(target("10.244.1.5")),
                 ..Filter::default()
             },
             &[0, 4],
         ),
         (
             Filter {
-                backend: target("::ffff:10.244.1.5"),
+                backend: Some(target("::ffff:10.244.1.5")),
                 ..Filter::default()
             },
             &[0, 4],
         ),
         (
             Filter {
-                backend: target("10.244.1.5:8080"),
+                backend: Some(target("10.244.1.5:8080")),
                 ..Filter::default()
             },
             &[0, 4],
         ),
         (
             Filter {
-                backend: target("10.244.1.5:8081"),
+                backend: Some(target("10.244.1.5:8081")),
                 ..Filter::default()
             },
             &[4],
         ),
         (
             Filter {
-                backend: target("[fd00::7]:8080"),
+                backend: Some(target("[fd00::7]:8080")),
                 ..Filter::default()
             },
             &[3, 4],
         ),
         (
             Filter {
-                client: client("10.244.1.9"),
+                client: Some(client("10.244.1.9")),
                 ..Filter::default()
             },
             &[0, 1, 2, 4],
         ),
         (
             Filter {
-                client: client("10.244.1.9:40002"),
+                client: Some(client("10.244.1.9:40002")),
                 ..Filter::default()
             },
             &[2, 4],
         ),
         (
             Filter {
-                client: client("10.244.1.8"),
+                client: Some(client("10.244.1.8")),
                 ..Filter::default()
             },
             &[4],
         ),
         (
             Filter {
-                client: client("shop/nginx"),
+                client: Some(client("shop/nginx")),
                 ..Filter::default()
             },
             &[0, 4],
         ),
         (
             Filter {
-                client: client("nginx"),
+                client: Some(client("nginx")),
                 ..Filter::default()
             },
             &[0, 4],
         ),
         (
             Filter {
-                client: client("default/nginx"),
+                client: Some(client("default/nginx")),
                 ..Filter::default()
             },
             &[4],
         ),
         (
             Filter {
-                client: client("ginx"),
+                client: Some(client("ginx")),
                 ..Filter::default()
             },
             &[4],
@@ -243,7 +243,7 @@ fn each_filter_passes_what_it_names() {
         // Of different kinds all must hold.
         (
             Filter {
-                client: client("10.244.1.9"),
+                client: Some(client("10.244.1.9")),
                 outcomes: vec![Outcome::Refused],
                 kinds: vec![Kind::Connection],
                 ..Filter::default()
@@ -252,7 +252,7 @@ fn each_filter_passes_what_it_names() {
         ),
         (
             Filter {
-                client: client("nginx"),
+                client: Some(client("nginx")),
                 outcomes: vec![Outcome::Refused],
                 ..Filter::default()
             },
@@ -260,7 +260,7 @@ fn each_filter_passes_what_it_names() {
         ),
         (
             Filter {
-                backend: target("10.244.1.5"),
+                backend: Some(target("10.244.1.5")),
                 kinds: vec![Kind::Alarm],
                 ..Filter::default()
             },
@@ -280,11 +280,7 @@ fn every_outcome_has_the_name_that_events_use() {
             .expect("none is hidden")
             .get_name()
             .to_owned();
-        let mut event = events().remove(if *outcome as u8 >= Outcome::SameBackend as u8 {
-            1
-        } else {
-            0
-        });
+        let mut event = events().remove(usize::from(*outcome as u8 >= Outcome::SameBackend as u8));
         match &mut event {
             EventView::Connection { outcome: found, .. } | EventView::Reuse { outcome: found, .. } => {
                 // `failed` stands for several.

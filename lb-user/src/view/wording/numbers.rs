@@ -32,7 +32,7 @@ pub fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent > 0.0 && percent < 0.05 {
         "under 0.1 %".to_owned()
-    } else if percent < 100.0 && percent >= 99.95 {
+    } else if (99.95..100.0).contains(&percent) {
         "over 99.9 %".to_owned()
     } else {
         format!("{} %", trimmed(percent))

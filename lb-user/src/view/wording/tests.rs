@@ -219,10 +219,11 @@ fn facts_that_were_not_measured_are_not_said() {
         },
         Evidence::Unknown { ruled_out: vec![] },
     ];
-    let said: String = bare
-        .into_iter()
-        .map(|evidence| format!("{}:\n{}", evidence.name(), everything(&starved_by(evidence))))
-        .collect();
+    let mut said = String::new();
+    for evidence in bare {
+        let name = evidence.name();
+        let _infallible = write!(said, "{name}:\n{}", everything(&starved_by(evidence)));
+    }
     insta::assert_snapshot!("bare_causes", said);
 }
 
@@ -287,6 +288,19 @@ fn many_starved_endpoints_are_counted_and_a_cause_is_said_once() {
     findings.starved[8].evidence = Evidence::ZeroWeight { place: None };
     let said = [sentences(&findings), advice(&findings)].concat();
     insta::assert_snapshot!("many_starved", said.join("\n"));
+}
+
+#[test]
+fn the_farthest_is_the_one_that_chance_explains_least() {
+    let shares = [
+        (at("10.0.0.1:80"), 90, 100.0),
+        (at("10.0.0.2:80"), 160, 100.0),
+        (at("10.0.0.3:80"), 0, 0.0),
+        (at("10.0.0.4:80"), 3, 1.0),
+    ];
+    let found = Farthest::among(shares).map(|found| found.endpoint);
+    assert_eq!(found, Some(at("10.0.0.2:80")));
+    assert_eq!(Farthest::among([]), None);
 }
 
 #[test]
