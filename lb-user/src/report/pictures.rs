@@ -98,7 +98,13 @@ fn lines(
                     .find_map(|line| (values.fair)(line).get(step).copied().flatten())
             })
             .collect();
-        let runs = frame.runs(&series.times, &fair, (None, None), &y);
+        let moments: Vec<Timestamp> = series
+            .lines
+            .iter()
+            .flat_map(|line| [line.born, line.gone])
+            .flatten()
+            .collect();
+        let runs = frame.stairs(&series.times, &fair, &moments, &y);
         sheet.curve("fair", &runs, "An equal share");
         if let Some(last) = fair.last().copied().flatten() {
             labels.push((

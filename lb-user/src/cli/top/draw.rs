@@ -103,7 +103,7 @@ fn header(canvas: &mut Canvas<'_>, state: &State) {
             duration(report.node.time.since(report.node.since).as_secs_f64())
         ),
         format!("{} connections", state.side.name()),
-        format!("by {}", state.sort.name()),
+        format!("sorted by {}", state.sort.name()),
     ];
     if !state.filter.is_empty() {
         parts.insert(0, format!("filter \"{}\"", state.filter));

@@ -74,7 +74,7 @@ fn screens_of_other_moments() {
     insta::assert_snapshot!("help", shown(&state, 80, 24));
 
     let mut state = loaded(example::busy());
-    keys(&mut state, "jj");
+    keys(&mut state, "j");
     insta::assert_snapshot!("a_hundred_backends", shown(&state, 80, 24));
     insta::assert_snapshot!("smallest", shown(&state, 60, 16));
 

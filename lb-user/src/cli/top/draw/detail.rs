@@ -7,8 +7,8 @@ use super::{
 };
 use crate::{
     cli::grid::duration,
-    draw::{abridge, compact, percent},
-    view::{EndpointView, ImbalanceView},
+    draw::{abridge, compact, percent, wrap},
+    view::{DiagnosisView, EndpointView, ImbalanceView},
 };
 
 /// One backend's numbers on the side that is looked at.
@@ -81,6 +81,25 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, state: &State, row: &Row<'_>, top: u
         let high = rest.iter().map(|endpoint| shares(endpoint).share).fold(0.0, f64::max);
         let text = format!("… {} more, {} to {} each", rest.len(), percent(low), percent(high));
         canvas.put(2, y + 1 + shown as u16, width - 2, &text, Tone::Plain);
+    } else {
+        words(canvas, diagnosis, y + 2 + shown as u16, top + 2 + height);
+    }
+}
+
+/// What else the diagnosis says, in the rows that are left.
+fn words(canvas: &mut Canvas<'_>, diagnosis: &DiagnosisView, from: u16, end: u16) {
+    let room = usize::from(canvas.width()) - 4;
+    let rest = diagnosis.sentences.iter().skip(1).map(|sentence| ("  ", sentence));
+    let advice = diagnosis.advice.iter().map(|advice| ("→ ", advice));
+    let lines = rest.chain(advice).flat_map(|(sign, text)| {
+        let wrapped = wrap(text, room.saturating_sub(2));
+        wrapped
+            .into_iter()
+            .enumerate()
+            .map(move |(index, line)| format!("{}{line}", if index == 0 { sign } else { "  " }))
+    });
+    for (y, line) in (from..end).zip(lines) {
+        canvas.put(2, y, canvas.width() - 2, &line, Tone::Plain);
     }
 }
 
