@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
     thread,
     time::{Duration, SystemTime},
@@ -48,7 +48,7 @@ impl Feed {
     }
 }
 
-fn ask_on(socket: &PathBuf, interval: Duration, sender: &Sender<Fed>, ended: &Receiver<()>) {
+fn ask_on(socket: &Path, interval: Duration, sender: &Sender<Fed>, ended: &Receiver<()>) {
     let query = Query::Report {
         filter: ServiceFilter::default(),
     };
