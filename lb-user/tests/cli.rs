@@ -87,6 +87,9 @@ fn without_an_agent_every_question_ends_with_three_and_one_sentence() {
         &["explain", "10.0.0.1", "10.96.0.1:80"],
         &["map", "list"],
         &["map", "dump", "FRONTENDS"],
+        &["report", "--svg", "-"],
+        &["top"],
+        &["top", "--once"],
     ] {
         let output = evenkeel(&[&["--socket", "/nonexistent/agent.sock"], args].concat());
         let said = stderr(&output);
@@ -152,6 +155,11 @@ fn bad_flags_end_with_two_and_name_the_flag_and_what_is_allowed() {
         (&["explain", "10.0.0.1", "10.96.0.1:0"], &["VIP:PORT", "10.96.0.1:0"]),
         (&["service", "get", "A/B"], &["SERVICE", "A/B", "NAMESPACE/NAME"]),
         (&["backend", "list", "web", "-n", "shop"], &["--namespace"]),
+        (&["report"], &["--html", "--svg", "-o json"]),
+        (&["report", "-o", "wide"], &["--output", "json"]),
+        (&["report", "--svg", "-", "web", "-n", "shop"], &["--namespace"]),
+        (&["top", "--interval", "0"], &["--interval", "'0'"]),
+        (&["top", "-o", "json"], &["--output", "report -o json"]),
         (&["status", "-o", "xml"], &["--output", "xml", "json"]),
         (&["status", "--timeout", "5"], &["--wait"]),
         (
@@ -322,6 +330,89 @@ fn the_graph_has_forms_of_its_own() {
     assert!(sidecars.contains("istio-system/*"), "{sidecars}");
     let bare = stdout(&served.ask(&[&domain[..], &["--extra-host", "none"]].concat()));
     assert!(!bare.contains("istio-system/*"), "{bare}");
+}
+
+#[test]
+fn a_report_is_written_printed_and_drawn_again() {
+    let served = Served::start(true);
+    let at = |name: &str| served.folder.path().join(name);
+    let path = |name: &str| at(name).to_str().expect("text").to_owned();
+    let (page, picture, saved, again) = (path("a.html"), path("a.svg"), path("a.json"), path("b.html"));
+
+    let written = served.ask(&["report", "--html", &page, "--svg", &picture]);
+    assert_eq!((code(&written), stdout(&written).as_str()), (Some(0), ""));
+    let said = stderr(&written);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(
+        lines[0].starts_with(&format!("evenkeel: wrote {page} (1 Service, ")),
+        "{said}"
+    );
+    assert!(
+        lines[1].starts_with(&format!("evenkeel: wrote {picture} (1 Service, ")),
+        "{said}"
+    );
+    let html = std::fs::read_to_string(at("a.html")).expect("a page");
+    assert!(html.starts_with("<!DOCTYPE html>") && html.contains("shop/web: one endpoint is starved"));
+    assert!(
+        std::fs::read_to_string(at("a.svg"))
+            .expect("a drawing")
+            .starts_with("<svg ")
+    );
+
+    let printed = served.ask(&["report", "-o", "json"]);
+    let value: serde_json::Value = serde_json::from_slice(&printed.stdout).expect("JSON");
+    assert_eq!(
+        (value["schemaVersion"].as_u64(), value["kind"].as_str()),
+        (Some(1), Some("Report"))
+    );
+    std::fs::write(at("a.json"), &printed.stdout).expect("a file");
+    // A saved report needs no agent, and looks the same.
+    let drawn = evenkeel(&["report", "--from", &saved, "--html", &again]);
+    assert_eq!(code(&drawn), Some(0), "{}", stderr(&drawn));
+    assert_eq!(std::fs::read_to_string(at("b.html")).expect("a page"), html);
+    let other = evenkeel(&["report", "shop/other", "--from", &saved, "--html", "-"]);
+    assert!(stdout(&other).contains("No Service had traffic on this node"));
+
+    std::fs::write(at("bad.json"), "{\"schemaVersion\": 1,\n  \"kind\": \"Report\"}").expect("a file");
+    std::fs::write(
+        at("old.json"),
+        "{\"schemaVersion\": 7, \"kind\": \"MapList\", \"items\": []}",
+    )
+    .expect("a file");
+    std::fs::write(
+        at("maps.json"),
+        "{\"schemaVersion\": 1, \"kind\": \"MapList\", \"items\": []}",
+    )
+    .expect("a file");
+    for (name, words, wanted) in [
+        ("bad.json", "missing field", 2),
+        ("old.json", "schemaVersion 7", 2),
+        ("maps.json", "another kind", 2),
+        ("none.json", "No such file", 1),
+    ] {
+        let output = evenkeel(&["report", "--from", &path(name), "--svg", "-"]);
+        let said = stderr(&output);
+        assert_eq!(code(&output), Some(wanted), "{said}");
+        assert!(said.contains(&path(name)) && said.contains(words), "{said}");
+    }
+    let nowhere = served.ask(&["report", "--svg", "/nonexistent/a.svg"]);
+    assert_eq!(code(&nowhere), Some(1));
+    assert!(stderr(&nowhere).contains("/nonexistent/a.svg"));
+}
+
+#[test]
+fn top_without_a_terminal_prints_one_screen() {
+    let served = Served::start(true);
+    for args in [&["top"][..], &["top", "--once"]] {
+        let output = served.ask(args);
+        assert_eq!(code(&output), Some(0), "{}", stderr(&output));
+        let text = stdout(&output);
+        assert_eq!(text.lines().count(), 24, "{text}");
+        assert!(
+            text.contains("shop/web") && text.contains("STARVED") && !text.contains('\x1b'),
+            "{text}"
+        );
+    }
 }
 
 #[test]

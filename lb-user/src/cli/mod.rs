@@ -23,6 +23,7 @@ mod status;
 mod table;
 #[cfg(test)]
 mod tests;
+mod top;
 mod version;
 
 use std::{io::Write, path::PathBuf, process::ExitCode};
@@ -80,6 +81,7 @@ enum Verb {
     Diagnose(diagnose::DiagnoseArgs),
     Observe(Box<observe::ObserveArgs>),
     Graph(graph::GraphArgs),
+    Top(top::TopArgs),
     Report(report::ReportArgs),
     Table(table::TableArgs),
     Explain(explain::ExplainArgs),
@@ -184,6 +186,7 @@ fn perform(cli: Cli) -> Result<Found, Failure> {
         Verb::Diagnose(args) => diagnose::run(&args, &context),
         Verb::Observe(args) => observe::run(*args, &context),
         Verb::Graph(args) => graph::run(&args, picture, &context),
+        Verb::Top(args) => top::run(&args, &context),
         Verb::Report(args) => report::run(&args, &context),
         Verb::Table(args) => table::run(&args, &context),
         Verb::Explain(args) => explain::run(&args, &context),

@@ -143,3 +143,31 @@ pub(super) fn text(view: &ReportView, output: Output) -> String {
     let items: Vec<_> = view.services.iter().map(|service| service.diagnosis.clone()).collect();
     super::diagnose::text(&view.node, &items, output)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::output::ColorChoice, *};
+    use crate::report::example;
+
+    #[test]
+    fn what_is_printed_is_a_contract_and_can_be_read_again() {
+        let mut report = example::fixture();
+        for service in &mut report.services {
+            service.points.truncate(2);
+        }
+        let output = Output::new(Format::Json, true, ColorChoice::Never);
+        let text = output
+            .render(&Answer::Report(Box::new(report.clone())))
+            .expect("a document");
+        insta::assert_snapshot!("json_report", text);
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        fs::write(file.path(), &text).expect("it is written");
+        let read = saved(file.path(), &ServiceFilter::default()).expect("a report");
+        assert_eq!(read, report);
+        let other = ServiceFilter {
+            namespace: Some("elsewhere".into()),
+            name: None,
+        };
+        assert!(saved(file.path(), &other).expect("a report").services.is_empty());
+    }
+}

@@ -27,9 +27,12 @@ pub(crate) fn percent(share: f64) -> String {
 
 /// A number in few characters: `0.25`, `7.5`, `340`, `12k`, `3.4M`.
 pub(crate) fn compact(value: f64) -> String {
-    let trim = |text: String| match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => text,
+    let trim = |text: String| {
+        if text.contains('.') {
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        } else {
+            text
+        }
     };
     match value.abs() {
         size if size >= 1e9 => format!("{value:.1e}"),

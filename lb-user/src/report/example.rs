@@ -53,7 +53,7 @@ fn address(index: usize) -> IpAddr {
 pub(crate) fn service(plan: &Plan<'_>) -> ServiceReportView {
     let report = fixture();
     let now = report.node.time;
-    let at = |second: u64| Timestamp::from_unix_millis(now.unix_millis() - (SECONDS - second) as i64 * 1_000);
+    let at = |second: u64| Timestamp::from_unix_millis(now.unix_millis() - (SECONDS - second).cast_signed() * 1_000);
     let birth = SECONDS - 100;
     let is_young = |index: usize| index + plan.young >= plan.backends;
     let starves = |index: usize| plan.starved && is_young(index);
@@ -134,6 +134,12 @@ pub(crate) fn service(plan: &Plan<'_>) -> ServiceReportView {
     diagnosis.attribution.connects = connects;
     diagnosis.attribution.attributed = connects;
     diagnosis.attribution.unknown = 0;
+    if let Some(starved) = diagnosis.starved.first() {
+        diagnosis.sentences[0] = format!(
+            "{}:{} is starved: 0 of {expected:.0} expected new connections in the last minute (chance: 1e-204).",
+            starved.addr, starved.port
+        );
+    }
     if plan.verdict != VerdictKind::Starved {
         diagnosis.sentences = vec![format!("New connections are within what chance gives (n = {all}).")];
         diagnosis.advice.clear();

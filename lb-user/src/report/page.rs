@@ -38,10 +38,10 @@ pub(super) fn page(report: &ReportView) -> String {
         section(&mut body, report, service, index);
     }
     body.push_str(&tables::node(&report.node));
-    let _infallible = write!(
+    let _infallible = writeln!(
         body,
         "<footer>Dashed: an equal share. Dispersion is X²/(k−1): 1 is what chance alone gives, far above 1 is real. Times \
-         are UTC. Made by evenkeel {} on {}.</footer>\n",
+         are UTC. Made by evenkeel {} on {}.</footer>",
         env!("CARGO_PKG_VERSION"),
         second(report.node.time)
     );

@@ -3,6 +3,8 @@
 //!
 //! Each says by itself what it shows: a starved endpoint's line is thick, labelled, and what it should have got is shaded.
 
+use std::fmt::Write as _;
+
 use super::{
     series::{Line, Look, NAMED, Series},
     sheet::{Frame, Mark, Sheet, TEXT},
@@ -83,9 +85,7 @@ fn lines(
     let most = fair.copied().fold(most, f64::max).max(1e-9);
     let y = Scale::linear((0.0, most * 1.08), (frame.bottom, frame.top));
     frame.axes(sheet, &y, 4, values.tick);
-    for (line, _) in series.starved(view) {
-        missing(sheet, &frame, series, line, values, &y);
-    }
+    missing(sheet, &frame, series, values, view, &y);
     // How many connections are open differs by how long they last; what would be even is of interest where it is wanting.
     let fair_matters = view == "new" || series.starved(view).next().is_some();
     let mut labels = labels(&frame, series, values, &y);
@@ -98,7 +98,13 @@ fn lines(
                     .find_map(|line| (values.fair)(line).get(step).copied().flatten())
             })
             .collect();
-        let runs = frame.runs(&series.times, &fair, (None, None), &y);
+        let moments: Vec<Timestamp> = series
+            .lines
+            .iter()
+            .flat_map(|line| [line.born, line.gone])
+            .flatten()
+            .collect();
+        let runs = frame.stairs(&series.times, &fair, &moments, &y);
         sheet.curve("fair", &runs, "An equal share");
         if let Some(last) = fair.last().copied().flatten() {
             labels.push((
@@ -126,26 +132,29 @@ fn class(look: Look) -> String {
     }
 }
 
-/// Shades what an endpoint should have got and did not.
-fn missing(sheet: &mut Sheet, frame: &Frame, series: &Series<'_>, line: &Line<'_>, values: &Values, y: &Scale) {
-    let life = (line.born, line.gone);
-    let upper = frame.runs(&series.times, (values.fair)(line), life, y);
-    let lower: Vec<Option<f64>> = (values.own)(line)
-        .iter()
-        .zip((values.fair)(line))
-        .map(|(own, fair)| Some(own.unwrap_or(0.0).min((*fair)?)))
-        .collect();
-    let lower = frame.runs(&series.times, &lower, life, y);
-    for (upper, lower) in upper.iter().zip(&lower) {
-        let points: Vec<String> = upper
+/// Shades what endpoints should have got and did not: as one shape, so that many of them are no darker than one.
+fn missing(sheet: &mut Sheet, frame: &Frame, series: &Series<'_>, values: &Values, view: &str, y: &Scale) {
+    let mut path = String::new();
+    for (line, _) in series.starved(view) {
+        let life = (line.born, line.gone);
+        let upper = frame.runs(&series.times, (values.fair)(line), life, y);
+        let lower: Vec<Option<f64>> = (values.own)(line)
             .iter()
-            .chain(lower.iter().rev())
-            .map(|(x, y)| format!("{x:.1},{y:.1}"))
+            .zip((values.fair)(line))
+            .map(|(own, fair)| Some(own.unwrap_or(0.0).min((*fair)?)))
             .collect();
-        sheet.push(format_args!(
-            r#"<polygon class="missing" points="{}"/>"#,
-            points.join(" ")
-        ));
+        let lower = frame.runs(&series.times, &lower, life, y);
+        for (upper, lower) in upper.iter().zip(&lower) {
+            for (index, (x, y)) in upper.iter().chain(lower.iter().rev()).enumerate() {
+                let letter = if index == 0 { 'M' } else { 'L' };
+                // Writing into a String cannot fail.
+                let _infallible = write!(path, "{letter}{x:.1} {y:.1}");
+            }
+            path.push('Z');
+        }
+    }
+    if !path.is_empty() {
+        sheet.push(format_args!(r#"<path class="missing" d="{path}"/>"#));
     }
 }
 
@@ -164,7 +173,8 @@ fn annotate(sheet: &mut Sheet, frame: &Frame, series: &Series<'_>, values: &Valu
     } else {
         format!("{} STARVED", found.len())
     };
-    let mut said = vec![who, format!("{} of {expected:.0} expected", thousands(seen))];
+    let expected = thousands(expected.round().max(0.0) as u64);
+    let mut said = vec![who, format!("{} of {expected} expected", thousands(seen))];
     said.push(format!("cause: {}", alarm.cause));
     if let Some(seconds) = alarm.seconds_to_verdict {
         said.push(format!("found after {seconds:.1} s"));
@@ -207,7 +217,8 @@ fn labels(frame: &Frame, series: &Series<'_>, values: &Values, y: &Scale) -> Vec
         let value = (values.label)(last);
         if line.look == Look::Other {
             others.push(last);
-        } else if labels.len() >= NAMED {
+        } else if line.look == Look::Starved && labels.len() >= NAMED / 2 {
+            // The starved come first, so only they can be in the list already.
             unnamed += 1;
         } else {
             let mut text = format!("{value}  {}", line.label);

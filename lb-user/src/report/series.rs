@@ -179,14 +179,14 @@ fn line<'v>(service: &'v ServiceReportView, index: usize, chunks: &[&[HistoryPoi
 }
 
 /// The weights of the history's endpoints; 1 for one that is no longer known.
-fn weights(service: &ServiceReportView) -> Vec<f64> {
+fn weights(service: &ServiceReportView) -> Vec<u32> {
     let weight = |own: SocketAddr| {
         let found = service
             .diagnosis
             .endpoints
             .iter()
             .find(|endpoint| key(endpoint.addr, endpoint.port) == own);
-        found.map_or(1.0, |endpoint| f64::from(endpoint.weight))
+        found.map_or(1, |endpoint| endpoint.weight)
     };
     service
         .backends
@@ -196,7 +196,7 @@ fn weights(service: &ServiceReportView) -> Vec<f64> {
 }
 
 /// Gives each line, at each step, what it would get by weight among those that were there.
-fn settle_fair(lines: &mut [Line<'_>], weights: &[f64]) {
+fn settle_fair(lines: &mut [Line<'_>], weights: &[u32]) {
     let steps = lines.first().map_or(0, |line| line.open.len());
     for step in 0..steps {
         let present = |line: &Line<'_>| line.open[step].is_some();
@@ -206,10 +206,10 @@ fn settle_fair(lines: &mut [Line<'_>], weights: &[f64]) {
             .iter()
             .zip(weights)
             .filter(|(line, _)| present(line))
-            .map(|(_, weight)| weight)
+            .map(|(_, weight)| f64::from(*weight))
             .sum();
         for (line, weight) in lines.iter_mut().zip(weights) {
-            let part = (line.open[step].is_some() && all > 0.0).then(|| weight / all);
+            let part = (line.open[step].is_some() && all > 0.0).then(|| f64::from(*weight) / all);
             line.fair.push(part);
             line.fair_open.push(part.map(|part| part * open));
         }

@@ -216,6 +216,39 @@ impl Frame {
         runs
     }
 
+    /// Values that stay until something changes, as steps: each change where one of the moments says, else between two steps.
+    pub(super) fn stairs(
+        &self,
+        times: &[Timestamp],
+        values: &[Option<f64>],
+        moments: &[Timestamp],
+        y: &Scale,
+    ) -> Vec<Vec<(f64, f64)>> {
+        let mut runs: Vec<Vec<(f64, f64)>> = Vec::new();
+        let mut before = self.begin;
+        let mut last: Option<f64> = None;
+        for (time, value) in times.iter().zip(values) {
+            let from = self.x(before);
+            let to = self.x(*time);
+            let moment = moments.iter().find(|moment| (before..=*time).contains(moment));
+            before = *time;
+            let Some(value) = value else {
+                last = None;
+                continue;
+            };
+            let at = y.at(*value);
+            match (last, runs.last_mut()) {
+                (Some(old), Some(run)) => {
+                    let turn = moment.map_or(from, |moment| self.x(*moment));
+                    run.extend([(turn, old), (turn, at), (to, at)]);
+                }
+                _ => runs.push(vec![(from, at), (to, at)]),
+            }
+            last = Some(at);
+        }
+        runs
+    }
+
     /// Draws marks with their labels above the frame, each label on the lowest line where it has room.
     pub(super) fn marks(&self, sheet: &mut Sheet, marks: &[Mark], lines: usize) {
         let mut taken: Vec<Vec<(f64, f64)>> = vec![Vec::new(); lines];

@@ -133,7 +133,7 @@ pub(super) fn page() -> String {
          .badge { border: 1.5px solid; border-radius: 999px; padding: 1px 12px; font-weight: 600; white-space: nowrap; }\n\
          .beside { display: grid; grid-template-columns: minmax(0, 2.1fr) minmax(0, 1fr); gap: 12px 24px; align-items: start; }\n\
          .three { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: 16px 24px; margin-top: 16px; }\n\
-         .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(540px, 100%), 1fr)); gap: 16px 24px; margin-top: 16px; align-items: start; }\n\
+         .two { display: grid; grid-template-columns: minmax(0, 1.45fr) minmax(0, 1fr); gap: 16px 24px; margin-top: 16px; align-items: start; }\n\
          .said { font-size: 16px; list-style: none; padding: 0; }\n\
          .said li:first-child { font-weight: 600; }\n\
          .scroll { overflow-x: auto; }\n\
@@ -149,6 +149,7 @@ pub(super) fn page() -> String {
          details { margin-top: 8px; }\n\
          summary { cursor: pointer; }\n\
          footer { margin-top: 24px; font-size: 13px; }\n\
+         @media (max-width: 1080px) { .two { grid-template-columns: minmax(0, 1fr); } }\n\
          @media (max-width: 900px) { .beside { grid-template-columns: minmax(0, 1fr); } section { padding: 14px; } }\n\
          @media print { body { padding: 0; } section { break-inside: avoid; } }\n",
     );

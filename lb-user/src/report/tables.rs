@@ -104,7 +104,7 @@ fn row(diagnosis: &DiagnosisView, endpoint: &EndpointView, seen: u64, now: Times
 pub(super) fn numbers(diagnosis: &DiagnosisView) -> String {
     let mut out = String::from("<div class=\"two\">\n<div class=\"scroll\">\n<h3>Evenness</h3>\n");
     out.push_str(
-        "<table>\n<tr><th>Of</th><th class=\"n\">n</th><th class=\"n\">Backends</th><th class=\"n\">max/mean</th>\
+        "<table>\n<tr><th>Of</th><th class=\"n\">n</th><th class=\"n\">k</th><th class=\"n\">max/mean</th>\
          <th class=\"n\">CV</th><th class=\"n\">Dispersion</th><th class=\"n\">By chance</th><th>So</th></tr>\n",
     );
     for (name, view) in [

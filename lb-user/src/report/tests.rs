@@ -300,17 +300,3 @@ fn the_worst_service_is_the_picture() {
         .collect();
     assert!(order.is_sorted(), "{order:?}");
 }
-#[test]
-fn dump() {
-    use crate::view::{Answer, Document};
-    for (name, report) in [("busy", example::busy()), ("fixture", example::fixture())] {
-        let document = Document::from(Answer::Report(Box::new(report.clone())));
-        std::fs::write(
-            format!("/tmp/screen-{name}.json"),
-            serde_json::to_string(&document).unwrap(),
-        )
-        .unwrap();
-        std::fs::write(format!("/tmp/screen-{name}.html"), page(&report)).unwrap();
-        std::fs::write(format!("/tmp/screen-{name}.svg"), picture(&report)).unwrap();
-    }
-}
