@@ -1,6 +1,6 @@
 //! One member's clocks.
 
-use super::{Bounds, Clock, GRACE_NS, Judgement, MemberReading, RUNNING_EXPECTED, Status, Tally, Transition};
+use super::{BIRTH_LATER_P, BIRTH_P, Bounds, Clock, GRACE_NS, Judgement, MemberReading, Status, Tally, Transition};
 
 /// One eligible member: its last reading, and what its clock has counted.
 #[derive(Clone, Debug)]
@@ -94,6 +94,7 @@ impl Member {
                 if tally.expected < bounds.birth_expected {
                     return None;
                 }
+                let p = if self.decided.is_none() { BIRTH_P } else { BIRTH_LATER_P };
                 self.decided = Some((tally, now_ns));
                 if tally.is_healthy() {
                     return self.grow_up();
@@ -101,8 +102,8 @@ impl Member {
                 if self.is_starved() {
                     return self.judge_relief(expected, fresh, last_ns, now_ns, bounds);
                 }
-                if tally.is_starved(super::BIRTH_P / bounds.k) {
-                    return self.raise(tally);
+                if tally.is_starved(p / bounds.k) {
+                    return Some(self.raise(tally));
                 }
                 None
             }
@@ -126,7 +127,7 @@ impl Member {
         }
         self.decided = Some((tally, now_ns));
         if tally.is_starved(p) {
-            return self.raise(tally);
+            return Some(self.raise(tally));
         }
         None
     }
@@ -160,9 +161,9 @@ impl Member {
         self.clear()
     }
 
-    fn raise(&mut self, tally: Tally) -> Option<Transition> {
+    fn raise(&mut self, tally: Tally) -> Transition {
         self.starved_since_ns = Some(tally.start_ns);
-        Some(Transition::Raised)
+        Transition::Raised
     }
 
     fn clear(&mut self) -> Option<Transition> {

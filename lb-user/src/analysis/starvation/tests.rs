@@ -79,8 +79,8 @@ fn a_trickle_does_not_end_the_birth_clock() {
     assert_eq!(changes.len(), 1);
     let found = changes[0].judgement;
     assert_eq!((found.clock, found.observed), (Clock::Birth, 1));
-    // e^−λ (1 + λ) < 1e-3/3 from λ = 10.4 on; readings are 7/3 or 2 apart.
-    assert!(found.expected > 10.4 && found.expected < 12.8, "{found:?}");
+    // e^−λ (1 + λ) < 1e-4/3 from λ = 13.0 on; readings are 7/3 or 2 apart.
+    assert!(found.expected > 13.0 && found.expected < 15.4, "{found:?}");
 }
 
 #[test]
@@ -320,7 +320,7 @@ proptest! {
             if detector.judgements().iter().all(|judgement| judgement.status == Status::Unknown) {
                 let expected: f64 = detector.judgements().iter().map(|j| j.expected).sum();
                 let observed: u64 = detector.judgements().iter().map(|j| j.observed).sum();
-                prop_assert!((expected - open).abs() < 1e-6 && observed as f64 == open);
+                prop_assert!((expected - open).abs() < 1e-6 && (observed as f64 - open).abs() < 0.5);
             }
         }
     }
@@ -332,7 +332,7 @@ proptest! {
     ) {
         let mut detector = Detector::new();
         let mut now = 0;
-        let mut starved = 0_i64;
+        let (mut raised, mut over) = (0, 0);
         for (by, members) in steps {
             now += by * SECOND;
             let readings: Vec<MemberReading> = members
@@ -342,10 +342,13 @@ proptest! {
                 })
                 .collect();
             for change in detector.read(now, &readings) {
-                starved += if change.transition == Transition::Raised { 1 } else { -1 };
+                match change.transition {
+                    Transition::Raised => raised += 1,
+                    Transition::Recovered | Transition::Gone => over += 1,
+                }
             }
             // The events alone tell how many starve.
-            prop_assert_eq!(starved, detector.starved() as i64);
+            prop_assert_eq!(raised - over, detector.starved());
             for judgement in detector.judgements() {
                 prop_assert!((0.0..=1.0).contains(&judgement.probability));
                 prop_assert_eq!(judgement.status == Status::Starved, judgement.starved_since_ns.is_some());
