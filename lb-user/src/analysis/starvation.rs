@@ -150,8 +150,11 @@ impl Detector {
         self.sorted.clear();
         self.sorted
             .extend(members.iter().filter(|member| member.weight > 0).copied());
-        self.sorted.sort_by_key(|member| member.backend);
-        self.sorted.dedup_by_key(|member| member.backend);
+        // Mostly they come in order; to see that is cheaper than to sort.
+        if !self.sorted.is_sorted_by(|a, b| a.backend < b.backend) {
+            self.sorted.sort_by_key(|member| member.backend);
+            self.sorted.dedup_by_key(|member| member.backend);
+        }
         self.meet(now_ns, &mut changes);
         let last_ns = self.last_read_ns.unwrap_or(now_ns);
         let (mut total, mut weights) = (0_u64, 0.0);

@@ -126,6 +126,20 @@ pub fn birth(k: u32, rule: Rule) -> f64 {
     alarms
 }
 
+/// False alarms of the running clock a day, on average over sizes and rates spread evenly over their logarithm.
+pub fn running_per_day_on_average(rule: Rule) -> f64 {
+    const STEPS: u32 = 12;
+    let at = |low: f64, high: f64, step: u32| low * (high / low).powf((f64::from(step) + 0.5) / f64::from(STEPS));
+    let mut sum = 0.0;
+    for size in 0..STEPS {
+        for rate in 0..STEPS {
+            let k = at(2.0, 100.0, size).round() as u32;
+            sum += running_per_day(k, at(1.0, 1000.0, rate), rule);
+        }
+    }
+    sum / f64::from(STEPS * STEPS)
+}
+
 fn ln_factorial(n: usize) -> f64 {
     (2..=n).map(|i| (i as f64).ln()).sum()
 }

@@ -1,6 +1,6 @@
 //! A day of a fair service, and the alarms that it raises.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, sync::OnceLock};
 
 use anyhow::Result;
 use lb_user::analysis::{
@@ -10,6 +10,8 @@ use lb_user::analysis::{
 };
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
 use rand_distr::{Binomial, Distribution as _, Poisson, weighted::WeightedAliasIndex};
+
+use super::exact::{self, Rule};
 
 /// Seconds of a day.
 pub const DAY_SECONDS: u32 = 86_400;
@@ -22,10 +24,10 @@ const SCALE_EVENTS: f64 = 4.0;
 /// Seconds within which every proxy has heard of a new endpoint.
 const HEARD_SECONDS: u32 = 2;
 /// Open connections are read this often at most: what is drawn anew each time is slow, and their verdict is about minutes.
-const DRIFT_SECONDS: u32 = 10;
+const DRIFT_SECONDS: u32 = 30;
 
 /// False alarms, and what they are held against.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Alarms {
     /// Of the birth clock.
     pub birth: u64,
@@ -41,6 +43,10 @@ pub struct Alarms {
     pub minutes: u64,
     /// Endpoints born.
     pub births: u64,
+    /// False alarms of the birth clock that exact arithmetic expects of them.
+    pub births_expected: f64,
+    /// The same if every later look were held against the bound of the first.
+    pub births_expected_unbudgeted: f64,
 }
 
 impl Alarms {
@@ -53,6 +59,8 @@ impl Alarms {
         self.naive += other.naive;
         self.minutes += other.minutes;
         self.births += other.births;
+        self.births_expected += other.births_expected;
+        self.births_expected_unbudgeted += other.births_expected_unbudgeted;
     }
 
     /// Those of all rules that the agent runs.
@@ -79,6 +87,14 @@ struct Side {
     window: (f64, u64),
 }
 
+/// The chance of a false alarm over one endpoint that is born as one of `k`, with and without the budget for later looks.
+fn chances_at_birth(k: u32) -> (f64, f64) {
+    static CHANCES: OnceLock<Vec<(f64, f64)>> = OnceLock::new();
+    let both = |k| (exact::birth(k, Rule::Budgeted), exact::birth(k, Rule::Written));
+    let chances = CHANCES.get_or_init(|| (1..=SIZES.1).map(both).collect());
+    chances.get(k as usize - 1).copied().unwrap_or_default()
+}
+
 struct Service {
     dice: SmallRng,
     rate: f64,
@@ -87,6 +103,8 @@ struct Service {
     sides: Vec<Side>,
     /// Connections a second on one backend.
     arrivals: WeightedAliasIndex<f64>,
+    /// Connections a second on all of them.
+    all: WeightedAliasIndex<f64>,
     next_id: u32,
     /// Seconds until the windows without a budget begin anew after a scale event.
     settling: u32,
@@ -102,6 +120,7 @@ pub fn service_day(seed: u64, seconds: u32) -> Result<Alarms> {
     let life = spread(&mut dice, LIVES);
     let mut service = Service {
         arrivals: arrivals(rate / f64::from(k))?,
+        all: arrivals(rate)?,
         dice,
         rate,
         life,
@@ -170,15 +189,25 @@ impl Service {
     /// One second of new connections, and the windows without a budget over them.
     fn connect(&mut self) {
         let mut total = 0;
-        for (member, side) in self.members.iter_mut().zip(&mut self.sides) {
-            if side.unheard > 0 {
-                side.unheard -= 1;
-                continue;
+        if self.settling == 0 && self.rate < self.members.len() as f64 {
+            // Few come: to deal them out is the same in distribution, and cheaper than to ask for each backend.
+            total = self.all.sample(&mut self.dice) as u64;
+            for _ in 0..total {
+                let at = self.dice.random_range(0..self.members.len());
+                self.members[at].started += 1;
+                self.sides[at].window.1 += 1;
             }
-            let fresh = self.arrivals.sample(&mut self.dice) as u64;
-            member.started += fresh;
-            side.window.1 += fresh;
-            total += fresh;
+        } else {
+            for (member, side) in self.members.iter_mut().zip(&mut self.sides) {
+                if side.unheard > 0 {
+                    side.unheard -= 1;
+                    continue;
+                }
+                let fresh = self.arrivals.sample(&mut self.dice) as u64;
+                member.started += fresh;
+                side.window.1 += fresh;
+                total += fresh;
+            }
         }
         if self.settling > 0 {
             self.settling -= 1;
@@ -251,8 +280,12 @@ impl Service {
         let wanted = wanted.clamp(SIZES.0, SIZES.1);
         match wanted.cmp(&k) {
             Ordering::Greater => {
-                self.alarms.births += u64::from(wanted - k);
-                self.grow(wanted - k, now_ns);
+                let born = wanted - k;
+                self.alarms.births += u64::from(born);
+                let (budgeted, written) = chances_at_birth(wanted);
+                self.alarms.births_expected += f64::from(born) * budgeted;
+                self.alarms.births_expected_unbudgeted += f64::from(born) * written;
+                self.grow(born, now_ns);
             }
             Ordering::Less => {
                 for _ in wanted..k {
