@@ -18,8 +18,8 @@ pub(super) struct Member {
     tally: Option<Tally>,
     /// The window beside a birth clock that says starved.
     relief: Option<Tally>,
-    /// The tally that decided last, and when.
-    decided: Option<(Tally, u64)>,
+    /// The tally that decided last, when, and on which clock.
+    decided: Option<(Tally, u64, Clock)>,
     starved_since_ns: Option<u64>,
 }
 
@@ -95,7 +95,7 @@ impl Member {
                     return None;
                 }
                 let p = if self.decided.is_none() { BIRTH_P } else { BIRTH_LATER_P };
-                self.decided = Some((tally, now_ns));
+                self.decided = Some((tally, now_ns, Clock::Birth));
                 if tally.is_healthy() {
                     return self.grow_up();
                 }
@@ -117,15 +117,15 @@ impl Member {
         if self.is_starved() {
             // In between, the window that last proved it stays the evidence.
             if tally.is_healthy() {
-                self.decided = Some((tally, now_ns));
+                self.decided = Some((tally, now_ns, Clock::Running));
                 return self.clear();
             }
             if tally.is_starved(p) {
-                self.decided = Some((tally, now_ns));
+                self.decided = Some((tally, now_ns, Clock::Running));
             }
             return None;
         }
-        self.decided = Some((tally, now_ns));
+        self.decided = Some((tally, now_ns, Clock::Running));
         if tally.is_starved(p) {
             return Some(self.raise(tally));
         }
@@ -147,7 +147,7 @@ impl Member {
         bounds.closing_p(relief, now_ns)?;
         self.relief = None;
         if relief.is_healthy() {
-            self.decided = Some((relief, now_ns));
+            self.decided = Some((relief, now_ns, Clock::Running));
             return self.grow_up();
         }
         None
@@ -177,13 +177,13 @@ impl Member {
             (None, Some(_)) => Status::Fair,
             (None, None) => Status::Unknown,
         };
-        let (tally, end_ns) = self
-            .decided
-            .or_else(|| self.tally.map(|tally| (tally, now_ns)))
-            .unwrap_or((Tally::starting(now_ns), now_ns));
+        let (tally, end_ns, clock) = self.decided.unwrap_or_else(|| {
+            let open = self.tally.unwrap_or(Tally::starting(now_ns));
+            (open, now_ns, self.clock)
+        });
         Judgement {
             backend: self.backend,
-            clock: self.clock,
+            clock,
             status,
             expected: tally.expected,
             observed: tally.observed,
