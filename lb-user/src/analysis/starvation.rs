@@ -237,19 +237,12 @@ impl Detector {
 struct Bounds {
     k: f64,
     ln_k: f64,
-    /// ln(1000 k): the birth clock says nothing before so many are expected.
-    birth_expected: f64,
 }
 
 impl Bounds {
     fn of(members: usize) -> Self {
         let k = members.max(1) as f64;
-        let ln_k = k.ln();
-        Self {
-            k,
-            ln_k,
-            birth_expected: ln_k - BIRTH_P.ln(),
-        }
+        Self { k, ln_k: k.ln() }
     }
 
     /// The bound on the probability of one running window of so many nanoseconds, over all members.

@@ -91,7 +91,8 @@ impl Member {
         match self.clock {
             Clock::Running => self.judge_window(tally, now_ns, bounds),
             Clock::Birth => {
-                if tally.expected < bounds.birth_expected {
+                // λ < ln(1000 k), in the form that the verdict has: the first look finds every share of zero.
+                if (-tally.expected).exp() >= BIRTH_P / bounds.k {
                     return None;
                 }
                 let p = if self.decided.is_none() { BIRTH_P } else { BIRTH_LATER_P };

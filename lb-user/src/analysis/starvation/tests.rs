@@ -83,6 +83,31 @@ fn a_trickle_does_not_end_the_birth_clock() {
     assert!(found.expected > 13.0 && found.expected < 15.4, "{found:?}");
 }
 
+proptest! {
+    #[test]
+    fn a_zero_share_is_found_at_the_first_look(k in 2_u64..100, per_second in 10_u64..3_000) {
+        let mut detector = Detector::new();
+        let others = |total: u64| (1..k).map(|id| member(id as u32, 1, if id == 1 { total } else { 0 })).collect::<Vec<_>>();
+        detector.read(10 * SECOND, &others(0));
+        let least = (1_000.0 * k as f64).ln();
+        let each = per_second as f64 / k as f64;
+        for s in 1_u64.. {
+            let mut members = others(s * per_second);
+            members.push(member(k as u32, 10, 0));
+            let changes = detector.read((10 + s) * SECOND, &members);
+            // Others starve as well, as the first one gets all; this is about the newborn.
+            let newborn = changes.iter().find(|change| change.judgement.backend == k as u32);
+            if let Some(raised) = newborn {
+                let found = raised.judgement;
+                prop_assert_eq!((found.clock, raised.transition), (Clock::Birth, Transition::Raised));
+                prop_assert!(found.expected >= least && found.expected <= least + each + 1e-6, "{:?}", found);
+                break;
+            }
+            prop_assert!(detector.judgement(k as u32).is_some_and(|newborn| newborn.expected < least + 1e-6));
+        }
+    }
+}
+
 #[test]
 fn half_the_share_ends_the_birth_and_windows_follow() {
     let mut detector = Detector::new();
