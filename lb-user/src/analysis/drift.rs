@@ -192,7 +192,7 @@ impl Drift {
         let backend = self.backends.get(&id)?;
         let bound = BIRTH_P / self.backends.len().max(1) as f64;
         let fair = self.open as f64 * f64::from(backend.weight) / self.weights;
-        let new = backend.new();
+        let new = backend.recent();
         let seconds = new.span_ns as f64 / 1e9;
         let rate_at_most = poisson::upper_bound(new.observed, bound) / seconds;
         let missing = fair / 2.0 - backend.open as f64;
@@ -296,7 +296,7 @@ impl Backend {
     }
 
     /// New connections over the time looked at.
-    fn new(&self) -> Bucket {
+    fn recent(&self) -> Bucket {
         let mut sum = Bucket::default();
         for bucket in &self.buckets {
             sum.add(bucket);
@@ -310,7 +310,7 @@ impl Backend {
         if fair < -bound.ln() || open >= fair / 4.0 || poisson::at_most(self.open, fair) >= bound {
             return false;
         }
-        let new = self.new();
+        let new = self.recent();
         // The rate that fills half the share in time is refuted by so few new connections: the upper bound lies below it.
         let needed = (fair / 2.0 - open) / SLOW_SECONDS;
         let seconds = new.span_ns as f64 / 1e9;
@@ -319,7 +319,7 @@ impl Backend {
 
     /// What keeps the verdict once it is raised.
     fn persists(&self, fair: f64, bound: f64) -> bool {
-        fair >= 1.0 && (self.open as f64) < fair / 2.0 && !passed_by(&self.new(), bound)
+        fair >= 1.0 && (self.open as f64) < fair / 2.0 && !passed_by(&self.recent(), bound)
     }
 }
 

@@ -8,7 +8,8 @@
 //! so λ stays right while a set is scaled. With k eligible members:
 //!
 //! - *Birth* starts two seconds after the member became usable and counts on from there. Nothing is said while λ < ln(1000 k).
-//!   Starved if P(Poisson(λ) ≤ o) < 1e-3/k and o < λ/4; over at the first o ≥ λ/2.
+//!   Starved if P(Poisson(λ) ≤ o) < 1e-3/k and o < λ/4; over at the first o ≥ λ/2. The count is looked at again and again, and
+//!   every look is a chance to be wrong; so after the first one, which finds every share of zero, the bound is 1e-4/k.
 //! - *Running*, from then on, works in windows one after the other. One closes when λ ≥ 15 + ln k *and* a share of zero would
 //!   be proof. Starved if P < p/k and o < λ/4, cleared by a window with o ≥ λ/2, as before in between. Here p is 3e-7, or
 //!   less for windows of less than half a minute: as much as spends 1 false alarm in 1,000 service-days evenly over time,
@@ -34,8 +35,10 @@ use member::Member;
 
 /// From usable to the start of the birth clock, in nanoseconds: time for every node and client to hear of the endpoint.
 pub const GRACE_NS: u64 = 2_000_000_000;
-/// The birth clock's bound on the probability of chance, over all members of a set.
+/// The birth clock's bound on the probability of chance at its first look, over all members of a set.
 pub const BIRTH_P: f64 = 1e-3;
+/// The same at every later look: all of them together cost little more than the first one alone.
+pub const BIRTH_LATER_P: f64 = 1e-4;
 /// The running clock's bound on the probability of chance in one window, over all members of a set.
 pub const RUNNING_P: f64 = 3e-7;
 /// What the running clock may spend on false alarms: this many a service and day.
@@ -147,8 +150,11 @@ impl Detector {
         self.sorted.clear();
         self.sorted
             .extend(members.iter().filter(|member| member.weight > 0).copied());
-        self.sorted.sort_by_key(|member| member.backend);
-        self.sorted.dedup_by_key(|member| member.backend);
+        // Mostly they come in order; to see that is cheaper than to sort.
+        if !self.sorted.is_sorted_by(|a, b| a.backend < b.backend) {
+            self.sorted.sort_by_key(|member| member.backend);
+            self.sorted.dedup_by_key(|member| member.backend);
+        }
         self.meet(now_ns, &mut changes);
         let last_ns = self.last_read_ns.unwrap_or(now_ns);
         let (mut total, mut weights) = (0_u64, 0.0);
@@ -231,19 +237,12 @@ impl Detector {
 struct Bounds {
     k: f64,
     ln_k: f64,
-    /// ln(1000 k): the birth clock says nothing before so many are expected.
-    birth_expected: f64,
 }
 
 impl Bounds {
     fn of(members: usize) -> Self {
         let k = members.max(1) as f64;
-        let ln_k = k.ln();
-        Self {
-            k,
-            ln_k,
-            birth_expected: ln_k - BIRTH_P.ln(),
-        }
+        Self { k, ln_k: k.ln() }
     }
 
     /// The bound on the probability of one running window of so many nanoseconds, over all members.

@@ -4,6 +4,7 @@
 //! in network namespaces, child cgroups and a BPF file system of the bench's own, and is gone when it ends.
 
 mod connect;
+pub mod detector;
 mod dial;
 mod interrupt;
 mod memory;
@@ -37,20 +38,24 @@ struct Args {
     /// Write what was measured to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure these parts alone: connect, program, sync, selection, memory
+    /// Measure these parts alone: connect, program, sync, selection, memory, detector
     #[arg(long, value_name = "PART,..", value_delimiter = ',')]
     only: Vec<String>,
+    /// Days of fair services that the detectors are tried on
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    service_days: u32,
 }
 
 /// A part of the bench.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 5] = [
+const PARTS: [Part; 6] = [
     ("connect", connect::measure),
     ("program", program::measure),
     ("sync", sync::measure),
     ("selection", selection::measure),
     ("memory", memory::measure),
+    ("detector", detector::measure),
 ];
 
 /// What all parts share.
@@ -58,6 +63,8 @@ struct Bench {
     /// Where this process is between measurements; the arms' cgroups are below it.
     home: ChildCgroup,
     report: Report,
+    /// Days of fair services that the detectors are tried on.
+    service_days: u32,
     began: Instant,
 }
 
@@ -99,6 +106,7 @@ fn run(args: &Args) -> Result<usize> {
     let mut bench = Bench {
         home,
         report: Report::default(),
+        service_days: args.service_days,
         began: Instant::now(),
     };
     // Other work on the machine makes everything slower, and not everything alike: the reader must know.

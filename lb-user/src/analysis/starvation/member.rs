@@ -1,6 +1,6 @@
 //! One member's clocks.
 
-use super::{Bounds, Clock, GRACE_NS, Judgement, MemberReading, Status, Tally, Transition};
+use super::{BIRTH_LATER_P, BIRTH_P, Bounds, Clock, GRACE_NS, Judgement, MemberReading, Status, Tally, Transition};
 
 /// One eligible member: its last reading, and what its clock has counted.
 #[derive(Clone, Debug)]
@@ -18,8 +18,8 @@ pub(super) struct Member {
     tally: Option<Tally>,
     /// The window beside a birth clock that says starved.
     relief: Option<Tally>,
-    /// The tally that decided last, and when.
-    decided: Option<(Tally, u64)>,
+    /// The tally that decided last, when, and on which clock.
+    decided: Option<(Tally, u64, Clock)>,
     starved_since_ns: Option<u64>,
 }
 
@@ -91,18 +91,20 @@ impl Member {
         match self.clock {
             Clock::Running => self.judge_window(tally, now_ns, bounds),
             Clock::Birth => {
-                if tally.expected < bounds.birth_expected {
+                // λ < ln(1000 k), in the form that the verdict has: the first look finds every share of zero.
+                if (-tally.expected).exp() >= BIRTH_P / bounds.k {
                     return None;
                 }
-                self.decided = Some((tally, now_ns));
+                let p = if self.decided.is_none() { BIRTH_P } else { BIRTH_LATER_P };
+                self.decided = Some((tally, now_ns, Clock::Birth));
                 if tally.is_healthy() {
                     return self.grow_up();
                 }
                 if self.is_starved() {
                     return self.judge_relief(expected, fresh, last_ns, now_ns, bounds);
                 }
-                if tally.is_starved(super::BIRTH_P / bounds.k) {
-                    return self.raise(tally);
+                if tally.is_starved(p / bounds.k) {
+                    return Some(self.raise(tally));
                 }
                 None
             }
@@ -116,17 +118,17 @@ impl Member {
         if self.is_starved() {
             // In between, the window that last proved it stays the evidence.
             if tally.is_healthy() {
-                self.decided = Some((tally, now_ns));
+                self.decided = Some((tally, now_ns, Clock::Running));
                 return self.clear();
             }
             if tally.is_starved(p) {
-                self.decided = Some((tally, now_ns));
+                self.decided = Some((tally, now_ns, Clock::Running));
             }
             return None;
         }
-        self.decided = Some((tally, now_ns));
+        self.decided = Some((tally, now_ns, Clock::Running));
         if tally.is_starved(p) {
-            return self.raise(tally);
+            return Some(self.raise(tally));
         }
         None
     }
@@ -146,7 +148,7 @@ impl Member {
         bounds.closing_p(relief, now_ns)?;
         self.relief = None;
         if relief.is_healthy() {
-            self.decided = Some((relief, now_ns));
+            self.decided = Some((relief, now_ns, Clock::Running));
             return self.grow_up();
         }
         None
@@ -160,9 +162,9 @@ impl Member {
         self.clear()
     }
 
-    fn raise(&mut self, tally: Tally) -> Option<Transition> {
+    fn raise(&mut self, tally: Tally) -> Transition {
         self.starved_since_ns = Some(tally.start_ns);
-        Some(Transition::Raised)
+        Transition::Raised
     }
 
     fn clear(&mut self) -> Option<Transition> {
@@ -176,13 +178,13 @@ impl Member {
             (None, Some(_)) => Status::Fair,
             (None, None) => Status::Unknown,
         };
-        let (tally, end_ns) = self
-            .decided
-            .or_else(|| self.tally.map(|tally| (tally, now_ns)))
-            .unwrap_or((Tally::starting(now_ns), now_ns));
+        let (tally, end_ns, clock) = self.decided.unwrap_or_else(|| {
+            let open = self.tally.unwrap_or(Tally::starting(now_ns));
+            (open, now_ns, self.clock)
+        });
         Judgement {
             backend: self.backend,
-            clock: self.clock,
+            clock,
             status,
             expected: tally.expected,
             observed: tally.observed,
