@@ -11,7 +11,9 @@ use crate::{
 /// Writes the page.
 pub(super) fn page(report: &ReportView) -> String {
     let mut services: Vec<&ServiceReportView> = report.services.iter().collect();
+    services.retain(|service| service.diagnosis.verdict != VerdictKind::NoTraffic);
     services.sort_by_key(|service| service.diagnosis.verdict);
+    let idle = report.services.len() - services.len();
     let node = report.node.node.as_deref().unwrap_or("this node");
     let mut body = String::new();
     // Writing into a String cannot fail.
@@ -36,6 +38,13 @@ pub(super) fn page(report: &ReportView) -> String {
     }
     for (index, service) in services.iter().enumerate() {
         section(&mut body, report, service, index);
+    }
+    if idle > 0 {
+        let _infallible = writeln!(
+            body,
+            "<p class=\"soft\">{} without traffic.</p>",
+            count(idle, "Service")
+        );
     }
     body.push_str(&tables::node(&report.node));
     let _infallible = writeln!(

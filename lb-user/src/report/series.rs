@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::{
     draw::abridge,
-    view::{HistoryPointView, ReportView, ServiceReportView, StarvedView, Timestamp},
+    view::{HistoryBackendView, HistoryPointView, ReportView, ServiceReportView, StarvedView, Timestamp},
 };
 
 /// Lines that get a colour and a name; the rest is drawn thin and counted.
@@ -90,10 +90,13 @@ impl<'v> Series<'v> {
         let begin = points.first().map_or(report.node.time, |first| {
             Timestamp::from_unix_millis(first.time.unix_millis() - back)
         });
-        let mut lines: Vec<Line<'v>> = (0..service.backends.len())
-            .map(|index| line(service, index, &chunks))
+        let backends = backends(service);
+        let mut lines: Vec<Line<'v>> = backends
+            .iter()
+            .enumerate()
+            .map(|(index, backend)| line(service, backend, index, &chunks))
             .collect();
-        let weights = weights(service);
+        let weights = weights(service, &backends);
         settle_fair(&mut lines, &weights);
         lines.sort_by_key(|line| line.starved.is_none());
         let mut named = 0;
@@ -143,8 +146,31 @@ fn points_a_step(points: &[HistoryPointView], backends: usize) -> usize {
     wanted.clamp(least, (count / FEWEST_STEPS).max(least))
 }
 
-fn line<'v>(service: &'v ServiceReportView, index: usize, chunks: &[&[HistoryPointView]]) -> Line<'v> {
-    let backend = &service.backends[index];
+/// The history's endpoints, and the starved ones that no connection ever made part of it.
+fn backends(service: &ServiceReportView) -> Vec<HistoryBackendView> {
+    let mut backends = service.backends.clone();
+    for starved in &service.diagnosis.starved {
+        let own = key(starved.addr, starved.port);
+        if backends.iter().all(|backend| key(backend.addr, backend.port) != own) {
+            let endpoint =
+                (service.diagnosis.endpoints.iter()).find(|endpoint| key(endpoint.addr, endpoint.port) == own);
+            backends.push(HistoryBackendView {
+                addr: starved.addr,
+                port: starved.port,
+                born: Some(endpoint.and_then(|endpoint| endpoint.born).unwrap_or(starved.since)),
+                gone: None,
+            });
+        }
+    }
+    backends
+}
+
+fn line<'v>(
+    service: &'v ServiceReportView,
+    backend: &HistoryBackendView,
+    index: usize,
+    chunks: &[&[HistoryPointView]],
+) -> Line<'v> {
     let own = key(backend.addr, backend.port);
     // A step in which the endpoint came or left counts for it from then on, or until then.
     let there = |point: &&HistoryPointView| {
@@ -159,7 +185,11 @@ fn line<'v>(service: &'v ServiceReportView, index: usize, chunks: &[&[HistoryPoi
         let last = chunk.iter().rfind(there)?;
         Some(last.open.get(index).copied().unwrap_or(0) as f64)
     };
-    let name = own.to_string();
+    let name = if backend.addr.is_unspecified() {
+        "a former endpoint".to_owned()
+    } else {
+        own.to_string()
+    };
     Line {
         label: abridge(&name, LABEL),
         name,
@@ -179,7 +209,7 @@ fn line<'v>(service: &'v ServiceReportView, index: usize, chunks: &[&[HistoryPoi
 }
 
 /// The weights of the history's endpoints; 1 for one that is no longer known.
-fn weights(service: &ServiceReportView) -> Vec<u32> {
+fn weights(service: &ServiceReportView, backends: &[HistoryBackendView]) -> Vec<u32> {
     let weight = |own: SocketAddr| {
         let found = service
             .diagnosis
@@ -188,8 +218,7 @@ fn weights(service: &ServiceReportView) -> Vec<u32> {
             .find(|endpoint| key(endpoint.addr, endpoint.port) == own);
         found.map_or(1, |endpoint| endpoint.weight)
     };
-    service
-        .backends
+    backends
         .iter()
         .map(|backend| weight(key(backend.addr, backend.port)))
         .collect()

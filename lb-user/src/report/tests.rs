@@ -300,3 +300,32 @@ fn the_worst_service_is_the_picture() {
         .collect();
     assert!(order.is_sorted(), "{order:?}");
 }
+
+#[test]
+fn a_starved_endpoint_outside_the_history_has_its_line_all_the_same() {
+    let mut report = one(&WEB);
+    let service = &mut report.services[0];
+    service.backends.pop();
+    for point in &mut service.points {
+        point.started.pop();
+        point.open.pop();
+    }
+    let series = Series::new(&report, &report.services[0]);
+    assert_eq!(
+        (series.lines.len(), series.lines[0].name.as_str()),
+        (3, "10.244.1.7:8080")
+    );
+    assert_eq!(series.lines[0].share.last(), Some(&Some(0.0)));
+    drawn(&report);
+}
+
+#[test]
+fn services_without_traffic_are_counted_only() {
+    let mut report = example::busy();
+    for service in &mut report.services[1..] {
+        service.diagnosis.verdict = VerdictKind::NoTraffic;
+    }
+    let (page, _) = drawn(&report);
+    assert_eq!(page.matches("<section id=").count(), 1);
+    assert!(texts(&page).iter().any(|text| text == "3 Services without traffic."));
+}
