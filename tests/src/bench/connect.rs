@@ -1,4 +1,5 @@
-//! What a connect costs more than a direct one: the hooks alone, with per-socket state, with observation, and nftables.
+//! What a connect costs more than a direct one: the hooks alone, with per-socket state, with observation, nftables, and nftables
+//! with the observer beside it.
 //!
 //! The arms take turns in blocks, forwards and then backwards (ABBA), so that drift of the machine meets all of them
 //! alike. What is added is the difference to the direct blocks of the same round, and of these differences the median.
@@ -11,6 +12,10 @@ use std::num::NonZeroU16;
 
 use anyhow::Result;
 use lb_user::lab::{ChildCgroup, Netns, nft};
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeVal,
+};
 
 use super::{
     Bench,
@@ -28,6 +33,9 @@ const BLOCK: usize = 256;
 /// Rounds of one block an arm: 20,480 connections an arm.
 const ROUNDS: usize = 80;
 
+/// The arms in whose namespace rules translate.
+const RULED: [&str; 2] = ["nftables", "observed"];
+
 struct Arm<'p> {
     name: &'static str,
     cgroup: ChildCgroup,
@@ -35,6 +43,8 @@ struct Arm<'p> {
     _server: Acceptor,
     targets: Vec<SocketAddrV4>,
     rounds: Vec<Times>,
+    /// CPU seconds of this process, client and server and reader, in each round.
+    cpu: Vec<f64>,
     _datapath: Option<Datapath>,
 }
 
@@ -45,7 +55,7 @@ impl<'p> Arm<'p> {
         let population = Population::new(SERVICES, ENDPOINTS, port);
         let datapath = match programs {
             Some(programs) => {
-                let mut datapath = Datapath::new(cgroup.path(), programs)?;
+                let mut datapath = Datapath::new(cgroup.path(), programs, &place.client)?;
                 datapath.fill(&population)?;
                 Some(datapath)
             }
@@ -58,7 +68,7 @@ impl<'p> Arm<'p> {
             "direct" => (0..ENDPOINTS).map(|n| population.endpoint(0, n)).collect(),
             _ => vec![population.frontend(0)],
         };
-        if name == "nftables" {
+        if RULED.contains(&name) {
             nft::load(&place.client, &nft::render_all(&population.rules()))?;
         }
         Ok(Self {
@@ -68,6 +78,7 @@ impl<'p> Arm<'p> {
             _server: server,
             targets,
             rounds: Vec::new(),
+            cpu: Vec::new(),
             _datapath: datapath,
         })
     }
@@ -90,13 +101,14 @@ pub(super) fn measure(bench: &mut Bench) -> Result<()> {
 }
 
 fn measure_at(bench: &mut Bench, topology: Topology, suffix: &str) -> Result<()> {
-    let (plain, ruled) = (Place::new(topology)?, Place::new(topology)?);
+    let (plain, ruled, watched) = (Place::new(topology)?, Place::new(topology)?, Place::new(topology)?);
     let mut arms = vec![
         Arm::new(bench, &plain, "direct", 8001, None)?,
         Arm::new(bench, &plain, "hook", 8002, Some(Programs::Hook))?,
         Arm::new(bench, &plain, "state", 8003, Some(Programs::State))?,
         Arm::new(bench, &plain, "evenkeel", 8004, Some(Programs::All))?,
         Arm::new(bench, &ruled, "nftables", 8005, None)?,
+        Arm::new(bench, &watched, "observed", 8006, Some(Programs::Observe))?,
     ];
     let own = Netns::current()?;
     let measured = rounds(bench, &mut arms);
@@ -119,7 +131,9 @@ fn rounds(bench: &Bench, arms: &mut [Arm<'_>]) -> Result<()> {
             (0..arms.len()).rev().collect()
         };
         for at in order {
+            let before = cpu_seconds()?;
             let times = arms[at].run(bench, BLOCK)?;
+            arms[at].cpu.push(cpu_seconds()? - before);
             arms[at].rounds.push(times);
         }
         if round % 20 == 19 {
@@ -127,6 +141,13 @@ fn rounds(bench: &Bench, arms: &mut [Arm<'_>]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// CPU seconds that this process has used.
+fn cpu_seconds() -> Result<f64> {
+    let used = getrusage(UsageWho::RUSAGE_SELF)?;
+    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    Ok(seconds(used.user_time()) + seconds(used.system_time()))
 }
 
 /// One statistic of each round.
@@ -142,6 +163,28 @@ fn report(bench: &mut Bench, arms: &mut [Arm<'_>], suffix: &str) {
         |times| stats::median(&mut times.connect),
         |times| stats::quantile(&mut times.close, 0.01),
     ];
+    // CPU seconds for 100,000 connections: of the differences to the arm without the observer, round by round, the median.
+    let of = |name: &str| arms.iter().find(|arm| arm.name == name).map(|arm| arm.cpu.clone());
+    if let (Some(bare), Some(observed)) = (of("nftables"), of("observed")) {
+        let scale = 100_000.0 / BLOCK as f64;
+        let mut differences: Vec<f64> = observed.iter().zip(&bare).map(|(own, bare)| own - bare).collect();
+        let (bare, more) = (
+            stats::median(&mut bare.clone()) * scale,
+            stats::median(&mut differences) * scale,
+        );
+        bench.report.add(
+            Metric::new(format!("cpu_s_per_100k.nftables{suffix}"), "s", bare, ROUNDS)
+                .with("observed_adds", more)
+                .with("ratio", more / bare),
+        );
+        if suffix.is_empty() {
+            bench.report.at_most(
+                "CPU seconds that observing adds to connections through nftables, as a part",
+                Some(more / bare),
+                0.05,
+            );
+        }
+    }
     let (direct, others) = arms.split_at_mut(1);
     let base: Vec<Vec<f64>> = picks.iter().map(|pick| by_round(&mut direct[0], pick)).collect();
     let samples = ROUNDS * BLOCK;
@@ -184,6 +227,13 @@ fn report(bench: &mut Bench, arms: &mut [Arm<'_>], suffix: &str) {
         return;
     }
     let nftables = bench.report.value("connect_added_us_p1.nftables");
+    let observed = bench.report.value("connect_added_us_p1.observed");
+    let observing = observed.zip(nftables).map(|(observed, nftables)| observed - nftables);
+    bench.report.at_most(
+        "us that observing adds to a connect through nftables (p1)",
+        observing,
+        1.5,
+    );
     for (arm, bound) in [("hook", 0.06), ("state", 0.15), ("evenkeel", 0.22)] {
         let own = bench.report.value(&format!("connect_added_us_p1.{arm}"));
         let share = own.zip(nftables).map(|(own, nftables)| own / nftables);

@@ -10,7 +10,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
 };
@@ -25,11 +25,12 @@ use lb_common::maps::feature;
 use lb_user::{
     compile::Compiler,
     datapath::{
-        attach::Attachments,
+        attach::{self, Attachments},
         kernel::Kernel,
         load::{self, Mode, Options, Sizes},
     },
     lab::{ChildCgroup, Netns, link},
+    observe::{Observation, UsableBackends, monotonic_ns},
     plan::Plan,
 };
 use nix::{
@@ -46,6 +47,9 @@ use nix::{
 };
 
 use super::{dial::Acceptor, population::Population};
+
+/// The longest interval that counts as tuple reuse, as the agent has it by default.
+const HORIZON_NS: u64 = 120_000_000_000;
 
 /// Where client and server stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +136,8 @@ pub(super) enum Programs {
     State,
     /// And `sock_ops`, with records in the ring buffer: all that the agent attaches.
     All,
+    /// Those of observe mode, on the cgroup and on every interface of the client's namespace: somebody else translates.
+    Observe,
 }
 
 /// Loaded programs with their maps, attached to a cgroup.
@@ -144,25 +150,35 @@ pub(super) struct Datapath {
 }
 
 impl Datapath {
-    /// Loads the programs and attaches them.
-    pub(super) fn new(cgroup: &Path, programs: Programs) -> Result<Self> {
-        let follow = programs == Programs::All;
+    /// Loads the programs and attaches them; those that see packets to the interfaces of the client's namespace.
+    pub(super) fn new(cgroup: &Path, programs: Programs, client: &Netns) -> Result<Self> {
+        let follow = matches!(programs, Programs::All | Programs::Observe);
+        let observe = programs == Programs::Observe;
+        let mode = if observe { Mode::Observe } else { Mode::Balance };
         let options = Options {
-            mode: Mode::Balance,
+            mode,
             sizes: Sizes::default(),
             features: if programs == Programs::Hook { 0 } else { feature::STATE },
             log_level: 0,
             follow_connections: follow,
-            packets: false,
+            packets: observe,
         };
         let mut object = load::load(&options, None)?;
-        let (kernel, events) = Kernel::take(&mut object, false)?;
+        let (kernel, events) = Kernel::take(&mut object, observe)?;
         let reader = Reader::start(events)?;
         let mut attachments = Attachments::new(cgroup, None)?;
         if programs == Programs::State {
             attach_release(&mut object, cgroup)?;
         }
-        attachments.attach_cgroup(&mut object, Mode::Balance, follow)?;
+        attachments.attach_cgroup(&mut object, mode, follow)?;
+        if observe {
+            client.run(|| -> Result<()> {
+                for (interface, _) in attach::interfaces()? {
+                    attachments.attach_interface(&mut object, &interface)?;
+                }
+                Ok(())
+            })??;
+        }
         Ok(Self {
             object,
             compiler: Compiler::new(kernel.capacity()),
@@ -194,7 +210,7 @@ fn attach_release(object: &mut Ebpf, cgroup: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads records as they come, as the agent does, and throws them away.
+/// Takes records as they come, as the agent does, with all that the agent makes of them.
 struct Reader {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -204,16 +220,18 @@ impl Reader {
     fn start(mut events: RingBuf<MapData>) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
-        let taken = AtomicU64::new(0);
         let (_, cpu) = cpus();
         let thread = thread::Builder::new().name("bench-reader".to_owned()).spawn(move || {
             SigSet::all().thread_block().ok();
             // Beside the client, where there is room.
             pin(cpu).ok();
+            let usable = UsableBackends::new(1);
+            let mut observation = Observation::new(HORIZON_NS, Arc::default());
             while !told.load(Ordering::Relaxed) {
                 while let Some(record) = events.next() {
-                    taken.fetch_add(record.len() as u64, Ordering::Relaxed);
+                    observation.take(&record, &usable);
                 }
+                observation.advance(monotonic_ns(), &usable);
                 wait(&events);
             }
         })?;

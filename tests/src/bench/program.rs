@@ -46,7 +46,7 @@ impl Arm {
         let port = NonZeroU16::new(port).context("ports of arms are not 0")?;
         let cgroup = bench.home.below(&format!("services-{services}"))?;
         let population = Population::new(services, ENDPOINTS, port);
-        let mut datapath = Datapath::new(cgroup.path(), Programs::All)?;
+        let mut datapath = Datapath::new(cgroup.path(), Programs::All, &place.client)?;
         datapath.fill(&population)?;
         enter(&cgroup)?;
         Ok(Self {

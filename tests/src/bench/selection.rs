@@ -29,7 +29,7 @@ pub(super) fn measure(bench: &mut Bench) -> Result<()> {
         let cgroup = bench.home.below(&format!("backends-{backends}"))?;
         let port = NonZeroU16::new(8021).context("the port is not 0")?;
         let population = Population::new(RUNS * CONNECTIONS.len() as u32, backends, port);
-        let mut datapath = Datapath::new(cgroup.path(), Programs::All)?;
+        let mut datapath = Datapath::new(cgroup.path(), Programs::All, &place.client)?;
         let services = fill(&mut datapath, &population)?;
         enter(&cgroup)?;
         let server = place.serve(port)?;
