@@ -42,7 +42,7 @@ struct Args {
     #[arg(long, value_name = "PART,..", value_delimiter = ',')]
     only: Vec<String>,
     /// Days of fair services that the detectors are tried on
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
     service_days: u32,
 }
 

@@ -6,7 +6,7 @@ use super::{
 };
 
 /// Seeds of the runs of every negative: each is a service of its own.
-const SEEDS: std::ops::Range<u64> = 0..20;
+const SEEDS: std::ops::Range<u64> = 0..10;
 const TEN_MINUTES: u32 = 600;
 
 #[test]
