@@ -21,6 +21,9 @@ pub(super) struct DemoArgs {
     /// Write the picture as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Write what the agent itself saw, over time, as a page
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Leave everything running after the last act, until Ctrl-C
     #[arg(long)]
     keep: bool,
@@ -33,6 +36,7 @@ pub(super) fn run(args: &DemoArgs) -> Result<Found, Failure> {
     let options = Options {
         json: args.json.clone(),
         svg: args.svg.clone(),
+        report: args.report.clone(),
         keep: args.keep,
         connections: args.connections,
         program: None,

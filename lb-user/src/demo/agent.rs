@@ -28,7 +28,7 @@ use crate::{
         mounts::BpfFs,
     },
     model::Protocol,
-    view::{Answer, BackendState, Query, ReuseView, ServiceFilter},
+    view::{Answer, BackendState, Query, ReportView, ReuseView, ServiceFilter},
 };
 
 /// In the client's namespace, where nobody else is.
@@ -232,6 +232,17 @@ impl<'a> Agent<'a> {
         match control::ask(&self.socket, &query)? {
             Answer::Service(view) => Ok(view.connects),
             other => bail!("the agent answered a question for a Service with {other:?}"),
+        }
+    }
+
+    /// What this life of the agent saw, over time.
+    pub(super) fn report(&self) -> Result<ReportView> {
+        let query = Query::Report {
+            filter: ServiceFilter::default(),
+        };
+        match control::ask(&self.socket, &query)? {
+            Answer::Report(view) => Ok(*view),
+            other => bail!("the agent answered a question for a report with {other:?}"),
         }
     }
 

@@ -48,6 +48,8 @@ pub struct Options {
     pub json: Option<PathBuf>,
     /// Write the picture as SVG into this file.
     pub svg: Option<PathBuf>,
+    /// Write what the agent saw over time as a page into this file.
+    pub report: Option<PathBuf>,
     /// Keep everything running after the last act until Ctrl-C, and leave the folder with manifests and logs.
     pub keep: bool,
     /// Connections of the steady act; at least 300.
@@ -61,6 +63,7 @@ impl Default for Options {
         Self {
             json: None,
             svg: None,
+            report: None,
             keep: false,
             connections: 6_000,
             program: None,
@@ -140,6 +143,11 @@ fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
     }
     .play_agent(&mut agent)?;
     let reuse = agent.reuse_total();
+    let report = options
+        .report
+        .as_ref()
+        .map(|path| Ok::<_, anyhow::Error>((path, agent.report()?)));
+    let report = report.transpose()?;
 
     // The reference's client must not pass through the programs that are attached to the agent's cgroup.
     let apart = ChildCgroup::new("reference")?;
@@ -173,6 +181,9 @@ fn play(options: &Options, interrupts: &Interrupts) -> Result<ExitCode> {
     }
     if let Some(path) = &options.svg {
         write_file(path, &svg::draw(&outcome))?;
+    }
+    if let Some((path, report)) = report {
+        write_file(path, &crate::report::page(&report))?;
     }
     let stdout = io::stdout();
     let colour = stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
