@@ -229,8 +229,8 @@ impl Interfaces {
     ///
     /// # Errors
     /// When `all` or `none` stands beside other names.
-    pub fn from_words(words: Vec<String>, mode: Mode) -> Result<Self, String> {
-        match words.as_slice() {
+    pub fn from_words(words: &[String], mode: Mode) -> Result<Self, String> {
+        match words {
             [] if mode == Mode::Observe => Ok(Self::All),
             [] => Ok(Self::None),
             [word] if word == "all" => Ok(Self::All),
@@ -310,5 +310,19 @@ mod tests {
         assert_eq!(parse_horizon("0.5"), Err("allowed are 1 to 3600 (seconds)".to_owned()));
         assert!(parse_horizon("NaN").is_err());
         assert_eq!(parse_horizon("120"), Ok(Duration::from_mins(2)));
+    }
+
+    #[test]
+    fn interfaces_are_all_none_or_names() {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let read = |given: &[&str], mode| Interfaces::from_words(&words(given), mode);
+        assert_eq!(read(&[], Mode::Observe), Ok(Interfaces::All));
+        assert_eq!(read(&[], Mode::Balance), Ok(Interfaces::None));
+        assert_eq!(read(&["none"], Mode::Observe), Ok(Interfaces::None));
+        assert_eq!(read(&["all"], Mode::Balance), Ok(Interfaces::All));
+        let named = Interfaces::Named(words(&["eth0", "eth0.7"]));
+        assert_eq!(read(&["eth0", "eth0.7"], Mode::Observe), Ok(named));
+        let refused = read(&["eth0", "all"], Mode::Observe).expect_err("a word beside a name");
+        assert!(refused.contains("`all` stands alone"), "{refused}");
     }
 }

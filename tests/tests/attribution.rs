@@ -185,27 +185,26 @@ fn iptables(node: &Netns, frontend: SocketAddr, endpoints: &[SocketAddr]) -> Res
     } else {
         "iptables-restore"
     };
-    let mut text = String::from("*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-WEB - [0:0]\n");
-    for i in 0..endpoints.len() {
-        text += &format!(":KUBE-SEP-{i} - [0:0]\n");
-    }
-    text += "-A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n";
-    text += &format!(
-        "-A KUBE-SERVICES -d {} -p tcp -m tcp --dport {} -j KUBE-SVC-WEB\n",
-        frontend.ip(),
-        frontend.port()
-    );
+    let mut lines = vec!["*nat".to_owned()];
+    lines.extend(["KUBE-SERVICES", "KUBE-SVC-WEB"].map(|chain| format!(":{chain} - [0:0]")));
+    lines.extend((0..endpoints.len()).map(|i| format!(":KUBE-SEP-{i} - [0:0]")));
+    lines.extend(["PREROUTING", "OUTPUT"].map(|chain| format!("-A {chain} -j KUBE-SERVICES")));
+    let (address, port) = (frontend.ip(), frontend.port());
+    lines.push(format!(
+        "-A KUBE-SERVICES -d {address} -p tcp -m tcp --dport {port} -j KUBE-SVC-WEB"
+    ));
     for (i, endpoint) in endpoints.iter().enumerate() {
-        let left = endpoints.len() - i;
-        if left > 1 {
-            let chance = 1.0 / left as f64;
-            text += &format!("-A KUBE-SVC-WEB -m statistic --mode random --probability {chance:.10} -j KUBE-SEP-{i}\n");
-        } else {
-            text += &format!("-A KUBE-SVC-WEB -j KUBE-SEP-{i}\n");
-        }
-        text += &format!("-A KUBE-SEP-{i} -p tcp -m tcp -j DNAT --to-destination {endpoint}\n");
+        let chance = match endpoints.len() - i {
+            1 => String::new(),
+            left => format!("-m statistic --mode random --probability {:.10} ", 1.0 / left as f64),
+        };
+        lines.push(format!("-A KUBE-SVC-WEB {chance}-j KUBE-SEP-{i}"));
+        lines.push(format!(
+            "-A KUBE-SEP-{i} -p tcp -m tcp -j DNAT --to-destination {endpoint}"
+        ));
     }
-    text += "COMMIT\n";
+    lines.push("COMMIT\n".to_owned());
+    let text = lines.join("\n");
     let mut command = Command::new(program);
     command.stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut child = node
@@ -312,13 +311,12 @@ fn haproxy(dial: Dial) -> Result<()> {
     }
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("haproxy.cfg");
-    let mut text = format!(
+    let head = format!(
         "defaults\n mode tcp\n timeout connect 5s\n timeout client 30s\n timeout server 30s\n\
          listen web\n bind {frontend}\n balance roundrobin\n"
     );
-    for (i, backend) in dial.backends(BACKENDS).iter().enumerate() {
-        text += &format!(" server s{i} {backend}\n");
-    }
+    let servers = dial.backends(BACKENDS).into_iter().enumerate();
+    let text = servers.fold(head, |text, (i, backend)| text + &format!(" server s{i} {backend}\n"));
     fs::write(&config, text)?;
     let mut command = Command::new("haproxy");
     command.args(["-db", "-f"]).arg(&config);

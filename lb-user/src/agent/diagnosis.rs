@@ -15,6 +15,7 @@ use super::{
 use crate::{
     analysis::{
         cause::{self, Evidence, StickinessEvidence, Verdict},
+        history::History,
         imbalance::{Imbalance, Share},
         reuse::{ReuseCounts, chance_of_same},
         starvation::Status,
@@ -25,7 +26,7 @@ use crate::{
     model::{Endpoint, Family, ObjectName, SetName},
     node::{proxy, table::Finding},
     observe::{
-        Observation, address, monotonic_ns,
+        Observation, SetKey, address, monotonic_ns,
         sets::{Alarm, Kind, Watch},
         wall,
     },
@@ -117,6 +118,9 @@ fn endpoints<'r>(
         })
 }
 
+/// What the node says, and the diagnoses with the sets that they are about.
+type Diagnosed = (NodeFactsView, Vec<(DiagnosisView, SetKey)>);
+
 impl Shared {
     /// The evidence for an endpoint's starvation.
     pub(super) fn evidence(
@@ -207,7 +211,7 @@ impl Shared {
 
     /// The node and its settings.
     pub(super) fn node_facts(&self, facts: &Facts, events_lost: u64) -> NodeFactsView {
-        let seen = facts.proxy.kind != proxy::Kind::Unseen;
+        let seen = !matches!(facts.proxy.kind, proxy::Kind::Unseen | proxy::Kind::Evenkeel);
         NodeFactsView {
             node: Some(self.config.node_name.clone()),
             kernel: self.kernel_release.clone(),
@@ -230,10 +234,7 @@ impl Shared {
     }
 
     /// The diagnoses, the worst first.
-    pub(super) fn diagnoses(
-        &self,
-        filter: &ServiceFilter,
-    ) -> Result<(NodeFactsView, Vec<(DiagnosisView, (u32, u32))>), QueryError> {
+    pub(super) fn diagnoses(&self, filter: &ServiceFilter) -> Result<Diagnosed, QueryError> {
         let facts = self.fresh_facts();
         let reconciler = lock(&self.reconciler);
         let observation = lock(&self.observation);
@@ -453,7 +454,11 @@ impl Shared {
             };
             let share = shares.get(id);
             let (connects, open) = watch.counts(*id);
-            let (programmed, proxy_weight) = case.programmed(facts, address);
+            let (programmed, proxy_weight) = if self.config.mode == Mode::Balance {
+                (Some(true), Some(u32::from(*weight)))
+            } else {
+                case.programmed(facts, address)
+            };
             let judged = watch.judgement(*id).map(|judgement| judgement.status);
             let status = if alarms.iter().any(|alarm| alarm.backend == *id) {
                 "starved"
@@ -526,7 +531,7 @@ impl Shared {
             .into_iter()
             .map(|(diagnosis, key)| {
                 let history = observation.histories().get(&key);
-                let lines = history.map(|history| history.backends()).unwrap_or_default();
+                let lines = history.map(History::backends).unwrap_or_default();
                 let width = lines.len();
                 let widened = |counts: &[u32]| -> Vec<u64> {
                     let mut counts: Vec<u64> = counts.iter().map(|count| u64::from(*count)).collect();
@@ -550,7 +555,7 @@ impl Shared {
                     })
                     .collect();
                 let points = history
-                    .map(|history| history.steps())
+                    .map(History::steps)
                     .unwrap_or_default()
                     .iter()
                     .map(|step| HistoryPointView {

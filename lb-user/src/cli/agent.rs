@@ -189,7 +189,7 @@ impl AgentArgs {
             ModeArg::Balance => Mode::Balance,
             ModeArg::Observe => Mode::Observe,
         };
-        let interfaces = Interfaces::from_words(self.interfaces, mode)
+        let interfaces = Interfaces::from_words(&self.interfaces, mode)
             .map_err(|error| Failure::Usage(format!("--interface: {error}")))?;
         Ok(Config {
             source: self.source,

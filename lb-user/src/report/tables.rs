@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::second;
 use crate::{
     draw::{compact, escape, percent, thousands},
-    view::{DiagnosisView, EndpointView, ImbalanceView, NodeFactsView, Timestamp},
+    view::{DiagnosisView, EndpointView, ImbalanceView, NodeFactsView, Timestamp, wording::numbers::chance},
 };
 
 /// Endpoints that are listed at once; the rest unfolds.
@@ -140,10 +140,7 @@ fn evenness(name: &str, view: Option<&ImbalanceView>) -> String {
         (false, true) => ("starved", "beyond chance"),
         (false, false) => ("", "no alarm"),
     };
-    let chance = match view.p {
-        p if p >= 0.001 => format!("{p:.3}"),
-        p => format!("{p:.0e}"),
-    };
+    let by_chance = chance(view.p);
     format!(
         "<tr><td class=\"k\">{name}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
          <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"k {class}\">{word}</td></tr>\n",
@@ -152,7 +149,7 @@ fn evenness(name: &str, view: Option<&ImbalanceView>) -> String {
         number(view.max_over_mean),
         number(view.cv),
         number(view.dispersion),
-        if view.insufficient { "–".to_owned() } else { chance },
+        if view.insufficient { "–".to_owned() } else { by_chance },
     )
 }
 
