@@ -548,9 +548,10 @@ impl<M: Maps> Reconciler<M> {
             self.usable.set(*id, present && backend.state == state::ACTIVE);
         }
         let Some(directory) = &self.directory else { return };
-        if present {
+        // The agent's own Service is nobody's business: its connections are events for no one.
+        if present && !self.is_own(name) {
             directory.name(service.service_id, name);
-        } else {
+        } else if !present {
             directory.forget(service.service_id, service.backends.iter().map(|(id, _)| *id));
         }
         let frontends = service.frontends.iter().map(|(key, _)| (*key, 0));

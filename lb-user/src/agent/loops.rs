@@ -319,8 +319,9 @@ fn read_sets(shared: &Shared) -> Result<Read, String> {
                 .watch(key)
                 .is_some_and(|watch| watch.alarms().next().is_some());
         }
-        observation.keep_sets(service.service_id, |id| service.sets.iter().any(|set| set.set_id == id));
     }
+    let there = with_traffic().flat_map(|(_, service)| service.sets.iter().map(|set| (service.service_id, set.set_id)));
+    observation.keep_sets(&there.collect());
     Ok(read)
 }
 

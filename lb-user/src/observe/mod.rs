@@ -9,7 +9,7 @@ pub mod ring;
 pub mod sets;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     sync::{
         Arc, PoisonError, RwLock,
@@ -344,6 +344,9 @@ impl Observation {
         samples: &[Sample],
     ) -> Vec<AlarmChange> {
         let watch = self.sets.entry(key).or_default();
+        if watch.is_idle(now_ns, samples) {
+            return Vec::new();
+        }
         let nothing = ReuseCounts::default();
         let reuse = self.reuse.service(key.0).unwrap_or(&nothing);
         let changes = watch.read(now_ns, balance, service, samples, reuse);
@@ -436,11 +439,10 @@ impl Observation {
         }
     }
 
-    /// Forgets sets that a Service has no longer.
-    pub fn keep_sets(&mut self, service_id: u32, keep: impl Fn(u32) -> bool) {
-        let keep = |key: &SetKey| key.0 != service_id || keep(key.1);
-        self.sets.retain(|key, _| keep(key));
-        self.histories.retain(keep);
+    /// Forgets sets that are no more.
+    pub fn keep_sets(&mut self, keep: &HashSet<SetKey>) {
+        self.sets.retain(|key, _| keep.contains(key));
+        self.histories.retain(|key| keep.contains(key));
     }
 
     fn tell_connection(&mut self, record: &ConnRecord) {

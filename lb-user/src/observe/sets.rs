@@ -30,6 +30,9 @@ const MIN_DIRECT: u64 = 20;
 const TRAIL_STEP_NS: u64 = 5_000_000_000;
 const TRAIL: usize = 24;
 
+/// A set without any change is read this often, so that windows and rates go on with the time.
+const IDLE_NS: u64 = 10_000_000_000;
+
 /// One member of a set at a reading.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
@@ -241,6 +244,19 @@ impl Watch {
             self.drift.read(now_ns, &self.members);
         }
         self.settle_alarms(now_ns)
+    }
+
+    /// Whether a reading would say nothing new: nothing has changed since the last one, which is not long ago.
+    pub fn is_idle(&self, now_ns: u64, samples: &[Sample]) -> bool {
+        let same = |(member, sample): (&MemberReading, &Sample)| {
+            let counters = &sample.counters;
+            (member.backend, member.weight) == (sample.backend, sample.weight)
+                && (member.started, member.open) == (self.basis.started(counters), Some(self.basis.open(counters)))
+        };
+        self.first_ns > 0
+            && now_ns < self.last_ns + IDLE_NS
+            && self.members.len() == samples.len()
+            && self.members.iter().zip(samples).all(same)
     }
 
     /// Changes the basis when it is plain that the other one carries the connections; everything then begins anew.

@@ -11,6 +11,7 @@ mod memory;
 mod place;
 mod population;
 mod program;
+mod records;
 mod report;
 mod selection;
 mod stats;
@@ -38,7 +39,7 @@ struct Args {
     /// Write what was measured to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure these parts alone: connect, program, sync, selection, memory, detector
+    /// Measure these parts alone: connect, program, records, sync, selection, memory, detector
     #[arg(long, value_name = "PART,..", value_delimiter = ',')]
     only: Vec<String>,
     /// Days of fair services that the detectors are tried on
@@ -49,9 +50,10 @@ struct Args {
 /// A part of the bench.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 7] = [
     ("connect", connect::measure),
     ("program", program::measure),
+    ("records", records::measure),
     ("sync", sync::measure),
     ("selection", selection::measure),
     ("memory", memory::measure),
