@@ -19,7 +19,7 @@ const TESTS: [&[&str]; 3] = [
         "--lib",
         "metrics::tests::the_documentation_is_up_to_date",
     ],
-    &["-p", "lb-tests", "--test", "prometheus", "--", "the_manifest"],
+    &["-p", "lb-tests", "--test", "deploy", "--", "the_manifest"],
 ];
 
 /// `cargo xtask bless`.

@@ -1,0 +1,180 @@
+//! A real Prometheus beside a real agent with real traffic: every rule is evaluated, every panel of the dashboard is asked.
+//!
+//! Both run in the namespace of the test's own node; Prometheus is the one that setup has unpacked.
+
+mod server;
+
+use std::{collections::BTreeSet, net::TcpStream, process::ExitCode};
+
+use anyhow::{Context, Result, ensure};
+use lb_tests::{
+    agent::{
+        Agent, Node, must, trial, until,
+        web::{BACKENDS, BACKENDS6, VIP, serve_all, write_web},
+    },
+    objects::{cluster_ip, ready, service, slice},
+    prometheus::queries,
+    runner,
+};
+use lb_user::lab::{client::read_name, server::Manner};
+use serde_json::Value;
+
+use self::server::Prometheus;
+
+/// Connections that are kept open, over two backends.
+const OPEN: usize = 14;
+/// Connections to `web` before the first scrape, and after it.
+const EARLY: usize = 6;
+const LATE: usize = 400;
+/// Panels that show nothing here: nobody starves, and run statistics may be off.
+const MAY_BE_EMPTY: [&str; 2] = ["Starved endpoints", "Time a run of a program"];
+
+fn main() -> ExitCode {
+    runner::run(vec![trial("prometheus_answers_every_panel", every_panel)])
+}
+
+/// Starts an agent whose Services all have traffic, so that each has series before Prometheus looks first.
+fn start(node: &Node) -> Result<Agent> {
+    write_web(node, &BACKENDS)?;
+    let long = service("long", cluster_ip(&["10.96.0.20"]));
+    let endpoints = slice("long-v4", "long", &[ready("10.244.2.1"), ready("10.244.2.2")]);
+    node.write("long.yaml", &[long, endpoints])?;
+    // Nobody listens behind this one.
+    node.add_addresses(&["10.244.3.1"])?;
+    let refusing = service("refusing", cluster_ip(&["10.96.0.60"]));
+    let nobody = slice("r-v4", "refusing", &[ready("10.244.3.1")]);
+    node.write("refusing.yaml", &[refusing, nobody])?;
+    let agent = node.start(&["--backend-metrics"])?;
+    let others = ["10.244.2.1", "10.244.2.2", "10.244.3.1"];
+    agent.wait_backends(&[&BACKENDS[..], &BACKENDS6[..], &others].concat())?;
+    Ok(agent)
+}
+
+fn refused(node: &Node) -> Result<()> {
+    must(node.dial("10.96.0.60:80").is_err(), || {
+        "a connection to nobody".to_owned()
+    })
+}
+
+fn every_panel(node: &Node) -> Result<()> {
+    let prometheus = Prometheus::find()?;
+    let _servers = serve_all(node, Manner::Greet)?;
+    let _staying = node.serve(&["10.244.2.1", "10.244.2.2"], Manner::Stay)?;
+    let agent = start(node)?;
+    node.netns().set_local_ports(40_000, 40_059)?;
+    node.dial_many(VIP, EARLY)?;
+    refused(node)?;
+    let mut open: Vec<TcpStream> = vec![node.open("10.96.0.20:80")?];
+
+    let prometheus = prometheus.start(node)?;
+    let all_series = ["web", "long", "refusing"].map(str::to_owned).into();
+    until("a scrape of every Service", || {
+        let found = labels(&prometheus.query("evenkeel_service_connects_total")?, "service")?;
+        must(found == all_series, || format!("{found:?} were scraped"))
+    })?;
+    until("a scrape of what the backends are judged by", || {
+        let found = prometheus.query("evenkeel_backend_judged_connects_total{service=\"web\"}")?;
+        must(!found.is_empty(), || "none".to_owned())
+    })?;
+    // From here on every counter grows under Prometheus' eyes.
+    for _ in 1..OPEN {
+        open.push(node.open("10.96.0.20:80")?);
+    }
+    for stream in &mut open {
+        read_name(stream)?;
+    }
+    node.dial_many(VIP, LATE)?;
+    refused(node)?;
+
+    for (expression, wanted) in [
+        (
+            "sum(evenkeel_service_connects_total{service=\"web\"})",
+            (EARLY + LATE) as f64,
+        ),
+        (
+            "namespace_service:evenkeel_service_connections_active:sum{service=\"long\"}",
+            OPEN as f64,
+        ),
+        (
+            "sum(evenkeel_service_open_imbalance_samples{service=\"long\"})",
+            OPEN as f64,
+        ),
+        ("sum(evenkeel_service_connects_failed_total{reason=\"refused\"})", 2.0),
+        ("sum(namespace_service_cause:evenkeel_starved_endpoints:max)", 0.0),
+    ] {
+        until(expression, || {
+            let found = values(&prometheus.query(expression)?)?;
+            must(found == [wanted], || format!("{found:?}, and not {wanted}"))
+        })?;
+    }
+    panels(&prometheus)?;
+    until("every rule to have been evaluated", || rules_are_well(&prometheus))?;
+    must(prometheus.query("ALERTS{alertstate=\"firing\"}")?.is_empty(), || {
+        "an alert fires beside a well agent".to_owned()
+    })?;
+    drop(open);
+    agent.stop()
+}
+
+/// Asks what each panel asks, as Grafana would fill in its variables.
+fn panels(prometheus: &Prometheus) -> Result<()> {
+    let mut titles = BTreeSet::new();
+    for query in queries()? {
+        let expression = query
+            .expression
+            .replace("$__rate_interval", "1m")
+            .replace("$namespace", "default")
+            .replace("$service", ".*");
+        ensure!(!expression.contains('$'), "{}: an unknown variable", query.panel);
+        let asked = format!("{}: {expression}", query.panel);
+        // Each is accepted at once; what it tells may need a further scrape.
+        prometheus.query(&expression).context(asked.clone())?;
+        prometheus.query_range(&expression).context(asked.clone())?;
+        if !MAY_BE_EMPTY.contains(&query.panel.as_str()) {
+            until(&asked, || {
+                let found = if query.instant {
+                    prometheus.query(&expression)?
+                } else {
+                    prometheus.query_range(&expression)?
+                };
+                must(!found.is_empty(), || "no data".to_owned())
+            })?;
+        }
+        titles.insert(query.panel);
+    }
+    for title in MAY_BE_EMPTY {
+        ensure!(titles.contains(title), "there is no panel {title}");
+    }
+    Ok(())
+}
+
+fn rules_are_well(prometheus: &Prometheus) -> Result<()> {
+    let groups = prometheus.get("/api/v1/rules")?;
+    let rules: Vec<&Value> = groups["groups"]
+        .as_array()
+        .context("no groups")?
+        .iter()
+        .flat_map(|group| group["rules"].as_array())
+        .flatten()
+        .collect();
+    let wanted = lb_tests::prometheus::rules()?.len();
+    must(rules.len() == wanted, || format!("{} of {wanted} rules", rules.len()))?;
+    for rule in rules {
+        must(rule["health"] == "ok", || format!("{rule}"))?;
+    }
+    Ok(())
+}
+
+fn labels(found: &[Value], label: &str) -> Result<BTreeSet<String>> {
+    found
+        .iter()
+        .map(|series| Ok(series["metric"][label].as_str().context("no such label")?.to_owned()))
+        .collect()
+}
+
+fn values(found: &[Value]) -> Result<Vec<f64>> {
+    found
+        .iter()
+        .map(|series| Ok(series["value"][1].as_str().context("no value")?.parse()?))
+        .collect()
+}
