@@ -211,7 +211,8 @@ pub fn document() -> String {
          The agent serves them at `/metrics` (`--metrics-address`), as `text/plain; version=0.0.4`. Series are by Service with traffic from\n\
          this node; a Service's series go 60 s after it. Beyond 1,000 Services the further ones share the series of\n\
          `namespace=\"~other\", service=\"~other\"`. No label ever holds a client's address, port or tuple. One node sees its own clients only: add\n\
-         up over nodes with `sum by (namespace, service)`.\n\n\
+         up over nodes with `sum by (namespace, service)`. Rules that do so, alerts and a dashboard are in `deploy/`; evenness over the\n\
+         cluster needs agents with `--backend-metrics`, since ratios and dispersions of nodes cannot be averaged.\n\n\
          | metric | type | labels | what it says | no series |\n|---|---|---|---|---|\n",
     );
     for family in ALL {

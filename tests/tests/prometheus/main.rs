@@ -16,7 +16,7 @@ use lb_tests::{
     prometheus::queries,
     runner,
 };
-use lb_user::lab::{client::read_name, server::Manner};
+use lb_user::lab::{Server, client::read_name, server::Manner};
 use serde_json::Value;
 
 use self::server::Prometheus;
@@ -27,10 +27,16 @@ const OPEN: usize = 14;
 const EARLY: usize = 6;
 const LATE: usize = 400;
 /// Panels that show nothing here: nobody starves, and run statistics may be off.
-const MAY_BE_EMPTY: [&str; 2] = ["Starved endpoints", "Time a run of a program"];
+const MAY_BE_EMPTY: [&str; 2] = ["Who starves", "Time a run of a program"];
+
+/// The endpoints besides those of `web`, before the change.
+const OTHERS: [&str; 3] = ["10.244.2.1", "10.244.2.2", "10.244.3.1"];
 
 fn main() -> ExitCode {
-    runner::run(vec![trial("prometheus_answers_every_panel", every_panel)])
+    runner::run(vec![
+        trial("prometheus_answers_every_panel", every_panel),
+        trial("a_starved_endpoint_reaches_prometheus", starved_endpoint),
+    ])
 }
 
 /// Starts an agent whose Services all have traffic, so that each has series before Prometheus looks first.
@@ -40,14 +46,19 @@ fn start(node: &Node) -> Result<Agent> {
     let endpoints = slice("long-v4", "long", &[ready("10.244.2.1"), ready("10.244.2.2")]);
     node.write("long.yaml", &[long, endpoints])?;
     // Nobody listens behind this one.
-    node.add_addresses(&["10.244.3.1"])?;
+    node.add_addresses(&["10.244.3.1", "10.244.3.2"])?;
     let refusing = service("refusing", cluster_ip(&["10.96.0.60"]));
-    let nobody = slice("r-v4", "refusing", &[ready("10.244.3.1")]);
-    node.write("refusing.yaml", &[refusing, nobody])?;
+    node.write("refusing.yaml", &[refusing])?;
+    write_nobody(node, &["10.244.3.1"])?;
     let agent = node.start(&["--backend-metrics"])?;
-    let others = ["10.244.2.1", "10.244.2.2", "10.244.3.1"];
-    agent.wait_backends(&[&BACKENDS[..], &BACKENDS6[..], &others].concat())?;
+    agent.wait_backends(&[&BACKENDS[..], &BACKENDS6[..], &OTHERS].concat())?;
     Ok(agent)
+}
+
+/// Writes endpoints of `refusing`: addresses of the namespace on which nobody listens.
+fn write_nobody(node: &Node, addresses: &[&str]) -> Result<()> {
+    let endpoints: Vec<Value> = addresses.iter().map(|address| ready(address)).collect();
+    node.write("refusing-v4.yaml", &[slice("r-v4", "refusing", &endpoints)])
 }
 
 fn refused(node: &Node) -> Result<()> {
@@ -76,7 +87,9 @@ fn every_panel(node: &Node) -> Result<()> {
         let found = prometheus.query("evenkeel_backend_judged_connects_total{service=\"web\"}")?;
         must(!found.is_empty(), || "none".to_owned())
     })?;
-    // From here on every counter grows under Prometheus' eyes.
+    // From here on every counter grows under Prometheus' eyes: a change is applied, too.
+    write_nobody(node, &["10.244.3.1", "10.244.3.2"])?;
+    agent.wait_backends(&[&BACKENDS[..], &BACKENDS6[..], &OTHERS, &["10.244.3.2"]].concat())?;
     for _ in 1..OPEN {
         open.push(node.open("10.96.0.20:80")?);
     }
@@ -116,6 +129,62 @@ fn every_panel(node: &Node) -> Result<()> {
     agent.stop()
 }
 
+/// Somebody else spreads the connections to `web`, and passes one endpoint by.
+fn starved_endpoint(node: &Node) -> Result<()> {
+    let prometheus = Prometheus::find()?;
+    node.add_addresses(&["10.96.0.10"])?;
+    let _proxy = Server::start(node.netns(), &[VIP.parse()?], Manner::Greet)?;
+    let _servers = serve_all(node, Manner::Greet)?;
+    write_web(node, &BACKENDS)?;
+    let agent = node.start(&["--mode", "observe", "--backend-metrics"])?;
+    // Like a proxy in user space: a connection to an endpoint for each that comes in.
+    let relay = |rounds: usize| -> Result<()> {
+        for backend in BACKENDS[..2].iter().cycle().take(2 * rounds) {
+            node.dial(VIP)?;
+            node.dial(&format!("{backend}:8080"))?;
+        }
+        Ok(())
+    };
+    relay(15)?;
+    let prometheus = prometheus.start(node)?;
+    until("the starved endpoint in Prometheus", || {
+        relay(15)?;
+        let found = prometheus.query("evenkeel_starved_endpoints{service=\"web\"} > 0")?;
+        must(values(&found)? == [1.0], || format!("{found:?}"))
+    })?;
+    let all = queries()?;
+    let shown = all.iter().filter(|query| query.panel == "Who starves");
+    for query in shown {
+        let expression = query
+            .expression
+            .replace("$namespace", "default")
+            .replace("$service", ".*");
+        let found = prometheus.query(&expression)?;
+        must(
+            values(&found)? == [1.0] && labels(&found, "service")?.contains("web"),
+            || format!("{expression}: {found:?}"),
+        )?;
+    }
+    until("the alert to wait for its time", || {
+        let found = prometheus.query("ALERTS{alertname=\"EvenkeelEndpointStarved\", service=\"web\"}")?;
+        let states = labels(&found, "alertstate")?;
+        must(states == ["pending".to_owned()].into(), || format!("{states:?}"))
+    })?;
+    // What the proxy's own connections tell is what is judged.
+    let judged = format!(
+        "evenkeel_backend_judged_connects_total{{backend=\"{}:8080\"}}",
+        BACKENDS[2]
+    );
+    must(values(&prometheus.query(&judged)?)? == [0.0], || {
+        format!("{judged} is not 0")
+    })?;
+    let entitled = judged.replace("judged", "expected");
+    must(values(&prometheus.query(&entitled)?)?.iter().all(|&n| n > 10.0), || {
+        format!("{entitled} is hardly any")
+    })?;
+    agent.stop()
+}
+
 /// Asks what each panel asks, as Grafana would fill in its variables.
 fn panels(prometheus: &Prometheus) -> Result<()> {
     let mut titles = BTreeSet::new();
@@ -137,7 +206,7 @@ fn panels(prometheus: &Prometheus) -> Result<()> {
                 } else {
                     prometheus.query_range(&expression)?
                 };
-                must(!found.is_empty(), || "no data".to_owned())
+                must(found.iter().any(has_number), || format!("no number: {found:?}"))
             })?;
         }
         titles.insert(query.panel);
@@ -163,6 +232,15 @@ fn rules_are_well(prometheus: &Prometheus) -> Result<()> {
         must(rule["health"] == "ok", || format!("{rule}"))?;
     }
     Ok(())
+}
+
+/// Whether a series of a vector or of a matrix has any value that is a number.
+fn has_number(series: &Value) -> bool {
+    let matrix = series["values"].as_array().into_iter().flatten();
+    matrix
+        .chain([&series["value"]])
+        .filter_map(|sample| sample[1].as_str())
+        .any(|text| text.parse().is_ok_and(f64::is_finite))
 }
 
 fn labels(found: &[Value], label: &str) -> Result<BTreeSet<String>> {
