@@ -7,6 +7,7 @@ pub mod bpf;
 pub mod datapath;
 pub mod golden;
 pub mod objects;
+pub mod prometheus;
 pub mod runner;
 pub mod socket;
 pub mod world;

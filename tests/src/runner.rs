@@ -59,12 +59,21 @@ pub fn skip(reason: impl Into<String>) -> anyhow::Error {
     Skip(reason.into()).into()
 }
 
-/// Runs the tests that the command line selects.
+/// Runs the tests that the command line selects, with private mounts.
 pub fn run(tests: Vec<Test>) -> ExitCode {
+    run_with(tests, true)
+}
+
+/// Runs tests that touch neither sockets nor mounts, and so need no root.
+pub fn run_plain(tests: Vec<Test>) -> ExitCode {
+    run_with(tests, false)
+}
+
+fn run_with(tests: Vec<Test>, private_mounts: bool) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     // Held to the end; where it cannot be had, no test can run.
-    let mounts = if arguments.list {
+    let mounts = if arguments.list || !private_mounts {
         None
     } else {
         Some(BpfFs::enter_private().map_err(|error| error.to_string()))

@@ -11,7 +11,7 @@ use crate::layout::Layout;
 use crate::setup::{self, Group};
 
 /// The tests that can write: arguments of `cargo test`.
-const TESTS: [&[&str]; 2] = [
+const TESTS: [&[&str]; 3] = [
     &["-p", "lb-tests", "--test", "golden", "--test", "contract_desired"],
     &[
         "-p",
@@ -19,6 +19,7 @@ const TESTS: [&[&str]; 2] = [
         "--lib",
         "metrics::tests::the_documentation_is_up_to_date",
     ],
+    &["-p", "lb-tests", "--test", "deploy", "--", "the_manifest"],
 ];
 
 /// `cargo xtask bless`.

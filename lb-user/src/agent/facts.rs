@@ -25,7 +25,7 @@ const FRESH: Duration = Duration::from_secs(5);
 /// For how long the proxy is believed to be the same: to look for it costs a third of a second on a node with many Services.
 const SAME_PROXY: Duration = Duration::from_mins(1);
 /// Ports of the range that Linux has by default (32768 to 60999), where the node's own cannot be read.
-const USUAL_PORTS: u32 = 28_232;
+pub(super) const USUAL_PORTS: u32 = 28_232;
 
 /// What the node says.
 #[derive(Debug)]

@@ -1,6 +1,9 @@
 //! What is scraped, and what the health endpoints ask.
 
-use std::time::SystemTime;
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::SystemTime,
+};
 
 use lb_common::{
     abi::ABI_VERSION,
@@ -11,18 +14,24 @@ use lb_common::{
 
 use super::{
     answers::{count_backends, imbalance},
+    facts::USUAL_PORTS,
     state::{Shared, lock},
 };
 use crate::{
+    analysis::{
+        cause::Cause,
+        imbalance::{Imbalance, Share},
+    },
     http::{HealthReport, Probes},
     metrics::{
         BackendSample, Buckets, ConnectSample, FAILURE_REASONS, MapSample, MetricSource, ProgramSample, ServiceSample,
-        Snapshot, SyncSample, families::CONNECT_EDGES,
+        Snapshot, SyncSample, families::CONNECT_EDGES, reuse_outcomes,
     },
     model::Kind,
+    node::settings,
     observe::Observation,
     reconcile::Reconciler,
-    view::{ServiceFilter, Timestamp},
+    view::{Mode, ServiceFilter, Timestamp},
 };
 
 /// The failures in the order of [`FAILURE_REASONS`]: the outcomes from the first failure on, then the rejected.
@@ -48,6 +57,49 @@ fn lost_records(counters: &[u64]) -> u64 {
     (0..hook::COUNT)
         .filter_map(|hook| counters.get(counter::index(hook, action::RECORD_LOST) as usize))
         .sum()
+}
+
+/// Of every Service with a client, the used part of the port range of the one that comes nearest to its end.
+fn ports_used(observation: &Observation) -> HashMap<u32, f64> {
+    let range = settings::usable_ports().unwrap_or(USUAL_PORTS);
+    let mut worst: HashMap<u32, f64> = HashMap::new();
+    for used in observation.ports().uses(range) {
+        let ratio = worst.entry(used.service).or_default();
+        *ratio = ratio.max(used.ratio);
+    }
+    worst
+}
+
+/// The starved endpoints of a Service in the order of [`Cause::ALL`]; one that starves in several sets counts once.
+fn starved(observation: &Observation, service_id: u32) -> [u64; Cause::ALL.len()] {
+    let alarms = observation.watches(service_id).flat_map(|(_, watch)| watch.alarms());
+    let causes: BTreeMap<u32, Cause> = alarms.map(|alarm| (alarm.backend, alarm.verdict.cause)).collect();
+    Cause::ALL.map(|cause| causes.values().filter(|&&found| found == cause).count() as u64)
+}
+
+/// The evenness of a Service's open connections: that of its set with the most of them.
+fn open_imbalance(observation: &Observation, service_id: u32) -> Option<Imbalance> {
+    observation
+        .watches(service_id)
+        .map(|(_, watch)| watch.open())
+        .filter(|found| found.n > 0)
+        .max_by_key(|found| found.n)
+}
+
+/// What the backends of a Service are judged by, added up over its sets.
+fn judged(observation: &Observation, service_id: u32) -> BTreeMap<u32, Share> {
+    let mut sums: BTreeMap<u32, Share> = BTreeMap::new();
+    for (_, watch) in observation.watches(service_id) {
+        for (&id, share) in watch.window().totals() {
+            let sum = sums.entry(id).or_insert(Share {
+                expected: 0.0,
+                observed: 0,
+            });
+            sum.expected += share.expected;
+            sum.observed += share.observed;
+        }
+    }
+    sums
 }
 
 impl Shared {
@@ -81,9 +133,11 @@ impl Shared {
         let everything = ServiceFilter::default();
         let all = Self::all_service_counters(reconciler).unwrap_or_default();
         let mut samples = Vec::new();
+        let ports_used = ports_used(&observation);
         for (name, service) in Self::shown(reconciler, &everything) {
             let counters = all.get(service.service_id as usize).copied().unwrap_or_default();
             let by_backend = if self.config.backend_metrics {
+                let judged = judged(&observation, service.service_id);
                 service
                     .backends
                     .iter()
@@ -92,6 +146,8 @@ impl Shared {
                         Some(BackendSample {
                             backend: std::net::SocketAddr::new(backend.addr.into(), backend.port.get()).to_string(),
                             connects: counters.connects,
+                            active: counters.established.saturating_sub(counters.closed),
+                            judged: judged.get(id).copied(),
                         })
                     })
                     .collect()
@@ -102,6 +158,11 @@ impl Shared {
                 namespace: name.namespace.to_string(),
                 name: name.name.to_string(),
                 connects: counters.connects,
+                attributed: match self.config.mode {
+                    Mode::Balance => counters.connects,
+                    Mode::Observe => counters.attributed,
+                },
+                direct: counters.direct,
                 failed: failed(&counters),
                 latency: observation
                     .latencies(service.service_id)
@@ -110,6 +171,10 @@ impl Shared {
                 active: counters.established.saturating_sub(counters.closed),
                 backends: count_backends(service),
                 imbalance: imbalance(&observation, service.service_id),
+                open_imbalance: open_imbalance(&observation, service.service_id),
+                starved: starved(&observation, service.service_id),
+                ports_used: ports_used.get(&service.service_id).copied().unwrap_or(0.0),
+                reuse: (observation.reuse().service(service.service_id)).map_or([0; _], reuse_outcomes),
                 by_backend,
             });
         }
@@ -183,12 +248,17 @@ impl MetricSource for Shared {
         let sync = reconciler.sync_state().clone();
         let problems = reconciler.desired().problems().len() as u64;
         drop(reconciler);
-        let (reuse, evicted, late, malformed) = {
+        let (reuse, evicted, forgotten, late, malformed) = {
             let observation = lock(&self.observation);
             let tracker = observation.reuse();
             (
                 tracker.total().clone(),
                 tracker.evicted() + observation.passages().1,
+                vec![
+                    ("calls", observation.calls().forgotten()),
+                    ("clients", observation.stickiness().evicted()),
+                    ("ports", observation.ports().evicted() + observation.ports().refused()),
+                ],
                 tracker.late(),
                 observation.malformed,
             )
@@ -205,6 +275,7 @@ impl MetricSource for Shared {
         let kinds = [Kind::Service, Kind::Slice, Kind::Node];
         Snapshot {
             time: Timestamp::from_system(SystemTime::now()),
+            started: Timestamp::from_system(self.started),
             version: env!("CARGO_PKG_VERSION"),
             abi: ABI_VERSION,
             mode: self.config.mode,
@@ -212,6 +283,7 @@ impl MetricSource for Shared {
             services,
             reuse,
             reuse_evicted: evicted,
+            forgotten,
             network_programming: programming,
             sync: vec![
                 SyncSample {

@@ -40,6 +40,8 @@ pub struct Window {
     max_intervals: usize,
     intervals: VecDeque<Interval>,
     last: BTreeMap<u32, (u32, u64)>,
+    /// What each member was judged by since it came, whatever has left the window.
+    totals: BTreeMap<u32, Share>,
 }
 
 impl Window {
@@ -50,6 +52,7 @@ impl Window {
             max_intervals: max_intervals.max(1),
             intervals: VecDeque::new(),
             last: BTreeMap::new(),
+            totals: BTreeMap::new(),
         }
     }
 
@@ -74,6 +77,7 @@ impl Window {
             })
             .collect();
         self.last = next;
+        self.add_to_totals(members, &parts);
         // An idle interval says nothing either, and a quiet Service should not cost memory.
         if parts.iter().any(|part| part.started > 0) {
             self.intervals.push_back(Interval { end_ns: now_ns, parts });
@@ -87,6 +91,27 @@ impl Window {
         {
             self.intervals.pop_front();
         }
+    }
+
+    fn add_to_totals(&mut self, members: &[Reading], parts: &[Part]) {
+        self.totals
+            .retain(|id, _| members.iter().any(|member| member.backend == *id));
+        let weights: f64 = parts.iter().map(|part| f64::from(part.weight)).sum();
+        let n: u64 = parts.iter().map(|part| part.started).sum();
+        for part in parts {
+            let total = self.totals.entry(part.backend).or_insert(Share {
+                expected: 0.0,
+                observed: 0,
+            });
+            total.observed += part.started;
+            total.expected += n as f64 * f64::from(part.weight) / weights;
+        }
+    }
+
+    /// Expected and observed counts since each member came, by id: sums that only grow while a member is in the set, and of which
+    /// both add up to the same over the members that were always there.
+    pub fn totals(&self) -> &BTreeMap<u32, Share> {
+        &self.totals
     }
 
     /// Expected and observed counts within the window, for the backends eligible at the last reading, by id.
@@ -178,6 +203,30 @@ mod tests {
         assert_eq!(shares[&3].observed, 50);
         assert!((shares[&3].expected - 50.0).abs() < 1e-9);
         assert_eq!(window.imbalance().dispersion, Some(0.0));
+    }
+
+    #[test]
+    fn totals_keep_what_left_the_window() {
+        let mut window = Window::new(10 * SECOND, 100);
+        window.read(SECOND, &[reading(1, 900), reading(2, 0)]);
+        window.read(2 * SECOND, &[reading(1, 990), reading(2, 10)]);
+        window.read(30 * SECOND, &[reading(1, 1_000), reading(2, 20), reading(3, 5)]);
+        assert_eq!(window.shares()[&1].observed, 10);
+        let of = |window: &Window, id| window.totals().get(&id).map(|share| (share.observed, share.expected));
+        assert_eq!(
+            (of(&window, 1), of(&window, 2), of(&window, 3)),
+            (Some((100, 60.0)), Some((20, 60.0)), None)
+        );
+        // One without weight keeps its sums, one that is gone does not.
+        let drained = Reading {
+            weight: 0,
+            ..reading(1, 1_000)
+        };
+        window.read(31 * SECOND, &[drained, reading(3, 15)]);
+        assert_eq!(
+            (of(&window, 1), of(&window, 2), of(&window, 3)),
+            (Some((100, 60.0)), None, Some((10, 10.0)))
+        );
     }
 
     #[test]

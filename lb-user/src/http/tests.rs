@@ -46,6 +46,7 @@ impl MetricSource for Told {
     fn snapshot(&self) -> Snapshot {
         Snapshot {
             time: Timestamp::from_unix_millis(NOW),
+            started: Timestamp::from_unix_millis(0),
             version: "0.1.0",
             abi: 1,
             mode: Mode::Balance,
@@ -53,6 +54,7 @@ impl MetricSource for Told {
             services: vec![],
             reuse: ReuseCounts::default(),
             reuse_evicted: 0,
+            forgotten: vec![],
             network_programming: Buckets::new(families::PROGRAMMING_EDGES),
             sync: vec![],
             sync_last: None,

@@ -15,10 +15,10 @@ use super::{
     MetricSource,
     families::{self, Family, Kind},
     roster::Roster,
-    snapshot::{Buckets, FAILURE_REASONS, ServiceSample, Snapshot},
+    snapshot::{Buckets, FAILURE_REASONS, REUSE_OUTCOMES, ServiceSample, Snapshot, reuse_outcomes},
 };
 use crate::{
-    analysis::reuse::EDGES_SECONDS,
+    analysis::{cause::Cause, imbalance::Imbalance, reuse::EDGES_SECONDS},
     view::{Mode, Timestamp},
 };
 
@@ -166,6 +166,8 @@ impl Page {
         let labels = [sample.namespace.as_str(), sample.name.as_str()];
         let with = |third| [labels[0], labels[1], third];
         self.counter(&families::SERVICE_CONNECTS, &labels, sample.connects as f64);
+        self.counter(&families::SERVICE_ATTRIBUTED, &labels, sample.attributed as f64);
+        self.counter(&families::SERVICE_DIRECT, &labels, sample.direct as f64);
         for (reason, count) in FAILURE_REASONS.into_iter().zip(sample.failed) {
             self.counter(&families::SERVICE_FAILED, &with(reason), count as f64);
         }
@@ -179,35 +181,65 @@ impl Page {
         ] {
             self.gauge(&families::SERVICE_BACKENDS, &with(state), count as f64);
         }
+        self.evenness(
+            &labels,
+            sample.imbalance,
+            [
+                &families::IMBALANCE_MAX,
+                &families::IMBALANCE_DISPERSION,
+                &families::IMBALANCE_SAMPLES,
+            ],
+        );
         if let Some(found) = sample.imbalance.filter(|found| !found.insufficient) {
-            for (family, value) in [
-                (&families::IMBALANCE_MAX, found.max_over_mean),
-                (&families::IMBALANCE_CV, found.cv),
-                (&families::IMBALANCE_DISPERSION, found.dispersion),
-                (&families::IMBALANCE_SAMPLES, Some(found.n as f64)),
-            ] {
-                if let Some(value) = value {
-                    self.gauge(family, &labels, value);
-                }
+            if let Some(cv) = found.cv {
+                self.gauge(&families::IMBALANCE_CV, &labels, cv);
             }
+            let beyond = f64::from(u8::from(found.alarm));
+            self.gauge(&families::IMBALANCE_BEYOND_CHANCE, &labels, beyond);
+        }
+        self.evenness(
+            &labels,
+            sample.open_imbalance,
+            [
+                &families::OPEN_IMBALANCE_MAX,
+                &families::OPEN_IMBALANCE_DISPERSION,
+                &families::OPEN_IMBALANCE_SAMPLES,
+            ],
+        );
+        for (cause, count) in Cause::ALL.into_iter().zip(sample.starved) {
+            self.gauge(&families::STARVED, &with(cause.name()), count as f64);
+        }
+        self.gauge(&families::PORTS_USED, &labels, sample.ports_used.clamp(0.0, 1.0));
+        for (outcome, count) in REUSE_OUTCOMES.into_iter().zip(sample.reuse) {
+            self.counter(&families::SERVICE_REUSE, &with(outcome), count as f64);
         }
         for backend in &sample.by_backend {
-            self.counter(
-                &families::BACKEND_CONNECTS,
-                &with(&backend.backend),
-                backend.connects as f64,
-            );
+            let labels = with(&backend.backend);
+            self.counter(&families::BACKEND_CONNECTS, &labels, backend.connects as f64);
+            self.gauge(&families::BACKEND_ACTIVE, &labels, backend.active as f64);
+            if let Some(judged) = backend.judged {
+                self.counter(&families::BACKEND_JUDGED, &labels, judged.observed as f64);
+                self.counter(&families::BACKEND_EXPECTED, &labels, judged.expected);
+            }
+        }
+    }
+
+    /// Max/mean, dispersion and sample size of one view, where the sample is large enough.
+    fn evenness(&mut self, labels: &[&str], found: Option<Imbalance>, families: [&Family; 3]) {
+        let Some(found) = found.filter(|found| !found.insufficient) else {
+            return;
+        };
+        let values = [found.max_over_mean, found.dispersion, Some(found.n as f64)];
+        for (family, value) in families.into_iter().zip(values) {
+            if let Some(value) = value {
+                self.gauge(family, labels, value);
+            }
         }
     }
 
     fn reuse(&mut self, snapshot: &Snapshot) {
         let reuse = &snapshot.reuse;
-        for (outcome, count) in [
-            ("same_backend", reuse.same_backend),
-            ("moved", reuse.moved),
-            ("stale_backend", reuse.stale_backend),
-            ("unknown_backend", reuse.unknown_backend),
-        ] {
+        for (outcome, count) in REUSE_OUTCOMES.into_iter().zip(reuse_outcomes(reuse)) {
             self.counter(&families::TUPLE_REUSE, &[outcome], count as f64);
         }
         const { assert!(families::REUSE_EDGES.len() == EDGES_SECONDS.len()) };
@@ -216,6 +248,9 @@ impl Page {
         }
         self.counter(&families::TUPLE_OVERLAP, &[], reuse.overlap as f64);
         self.counter(&families::TUPLE_EVICTED, &[], snapshot.reuse_evicted as f64);
+        for &(kind, count) in &snapshot.forgotten {
+            self.counter(&families::FORGOTTEN, &[kind], count as f64);
+        }
     }
 
     fn agent(&mut self, snapshot: &Snapshot) {
@@ -234,6 +269,7 @@ impl Page {
             let is = f64::from(u8::from(mode == snapshot.mode));
             self.gauge(&families::MODE, &[&mode.to_string()], is);
         }
+        self.time(&families::START, &[], Some(snapshot.started));
         self.gauge(
             &families::BUILD_INFO,
             &[snapshot.version, &snapshot.abi.to_string()],

@@ -96,6 +96,12 @@ families! {
     SERVICE_CONNECTS Kind::Counter, "evenkeel_service_connects_total", ["namespace", "service"],
         "New connections and flows of clients on this node, translated (balance) or seen (observe).",
         "until the Service has traffic from this node";
+    SERVICE_ATTRIBUTED Kind::Counter, "evenkeel_service_connects_attributed_total", ["namespace", "service"],
+        "Of the new connections, those whose backend is known: all in balance mode, those seen after translation in observe mode.",
+        "until the Service has traffic from this node";
+    SERVICE_DIRECT Kind::Counter, "evenkeel_service_direct_connects_total", ["namespace", "service"],
+        "Connections that dialled the own address of one of the Service's endpoints: userspace proxies, headless clients, probes.",
+        "until the Service has traffic from this node";
     SERVICE_FAILED Kind::Counter, "evenkeel_service_connects_failed_total", ["namespace", "service", "reason"],
         "Connections that failed to establish, by reason.",
         "until the Service has traffic from this node";
@@ -120,9 +126,39 @@ families! {
     IMBALANCE_SAMPLES Kind::Gauge, "evenkeel_service_imbalance_samples", ["namespace", "service"],
         "New connections in the window behind the other imbalance metrics.",
         "below the minimum sample (5 expected connections a backend), and for ~other";
+    IMBALANCE_BEYOND_CHANCE Kind::Gauge, "evenkeel_service_imbalance_beyond_chance", ["namespace", "service"],
+        "1 while chance gives such a window less than once in a million and a share is off by more than 25 %, else 0.",
+        "below the minimum sample (5 expected connections a backend), and for ~other";
+    OPEN_IMBALANCE_MAX Kind::Gauge, "evenkeel_service_open_imbalance_max_to_mean", ["namespace", "service"],
+        "Largest ratio of a backend's open connections to those that its weight entitles it to.",
+        "below the minimum sample (5 expected connections a backend), and for ~other";
+    OPEN_IMBALANCE_DISPERSION Kind::Gauge, "evenkeel_service_open_imbalance_dispersion", ["namespace", "service"],
+        "Chi-square of the open connections over its degrees of freedom: 1 is chance, far above 1 is real unevenness.",
+        "below the minimum sample (5 expected connections a backend), with one backend, and for ~other";
+    OPEN_IMBALANCE_SAMPLES Kind::Gauge, "evenkeel_service_open_imbalance_samples", ["namespace", "service"],
+        "Open connections behind the other metrics of open imbalance.",
+        "below the minimum sample (5 expected connections a backend), and for ~other";
+    STARVED Kind::Gauge, "evenkeel_starved_endpoints", ["namespace", "service", "cause"],
+        "Endpoints that get (or hold) far too few connections, beyond chance, by cause.",
+        "until the Service has traffic from this node";
+    PORTS_USED Kind::Gauge, "evenkeel_ephemeral_ports_used_ratio", ["namespace", "service"],
+        "Used part of the ephemeral port range, of the client and destination that come nearest to its end; an upper bound, 0 to 1.",
+        "until the Service has traffic from this node";
+    SERVICE_REUSE Kind::Counter, "evenkeel_service_tuple_reuse_total", ["namespace", "service", "outcome"],
+        "Connections to the Service on a client tuple whose previous use ended within the horizon, by what became of the backend.",
+        "until the Service has traffic from this node";
     BACKEND_CONNECTS Kind::Counter, "evenkeel_backend_connects_total", ["namespace", "service", "backend"],
         "Times a backend was chosen for a new connection or flow.",
         "unless the agent runs with --backend-metrics, and for ~other";
+    BACKEND_ACTIVE Kind::Gauge, "evenkeel_backend_connections_active", ["namespace", "service", "backend"],
+        "TCP connections to a backend established and not yet ended.",
+        "unless the agent runs with --backend-metrics, and for ~other";
+    BACKEND_JUDGED Kind::Counter, "evenkeel_backend_judged_connects_total", ["namespace", "service", "backend"],
+        "New connections of an eligible backend by which evenness is judged; direct ones where a userspace proxy hides the choice.",
+        "unless the agent runs with --backend-metrics, until the second reading of the Service, and for ~other";
+    BACKEND_EXPECTED Kind::Counter, "evenkeel_backend_expected_connects_total", ["namespace", "service", "backend"],
+        "What the backend's weight entitled it to of the judged connections of its set; adds up over nodes as the judged ones do.",
+        "unless the agent runs with --backend-metrics, until the second reading of the Service, and for ~other";
     TUPLE_REUSE Kind::Counter, "evenkeel_tuple_reuse_total", ["outcome"],
         "Connections on a client tuple whose previous use ended within the horizon, by what became of the backend.", "";
     TUPLE_INTERVAL Kind::Histogram(REUSE_EDGES), "evenkeel_tuple_reuse_interval_seconds", [],
@@ -131,6 +167,8 @@ families! {
         "Connections that began while another use of their client tuple was open.", "";
     TUPLE_EVICTED Kind::Counter, "evenkeel_tuple_evicted_total", [],
         "Client tuples forgotten for want of room within the horizon: reuse is undercounted by at most as many.", "";
+    FORGOTTEN Kind::Counter, "evenkeel_forgotten_total", ["kind"],
+        "Things that the observer let go for want of room: what is derived from them is undercounted by at most as many.", "";
     PROGRAMMING_DURATION Kind::Histogram(PROGRAMMING_EDGES), "evenkeel_network_programming_duration_seconds", [],
         "Time from an endpoint's change at the API server to its effect in this node's kernel.", "";
     SYNC_DURATION Kind::Histogram(SYNC_EDGES), "evenkeel_sync_duration_seconds", ["kind"],
@@ -159,6 +197,8 @@ families! {
         "Fields and objects of the input that were not taken; `evenkeel status` lists them.", "";
     MODE Kind::Gauge, "evenkeel_mode", ["mode"],
         "1 for the mode that the agent runs in, 0 for the other.", "";
+    START Kind::Gauge, "evenkeel_start_timestamp_seconds", [],
+        "When the agent started.", "";
     BUILD_INFO Kind::Gauge, "evenkeel_build_info", ["version", "abi"],
         "Always 1; the labels say which agent runs.", "";
 }
@@ -171,7 +211,8 @@ pub fn document() -> String {
          The agent serves them at `/metrics` (`--metrics-address`), as `text/plain; version=0.0.4`. Series are by Service with traffic from\n\
          this node; a Service's series go 60 s after it. Beyond 1,000 Services the further ones share the series of\n\
          `namespace=\"~other\", service=\"~other\"`. No label ever holds a client's address, port or tuple. One node sees its own clients only: add\n\
-         up over nodes with `sum by (namespace, service)`.\n\n\
+         up over nodes with `sum by (namespace, service)`. Rules that do so, alerts and a dashboard are in `deploy/`; evenness over the\n\
+         cluster needs agents with `--backend-metrics`, since ratios and dispersions of nodes cannot be averaged.\n\n\
          | metric | type | labels | what it says | no series |\n|---|---|---|---|---|\n",
     );
     for family in ALL {

@@ -87,6 +87,12 @@ impl Roster {
             known.sample.active = 0;
             known.sample.backends = BackendCountsView::default();
             known.sample.imbalance = None;
+            known.sample.open_imbalance = None;
+            known.sample.starved = [0; _];
+            known.sample.ports_used = 0.0;
+            for backend in &mut known.sample.by_backend {
+                backend.active = 0;
+            }
             let keep = now.unix_millis() - known.seen.unix_millis() <= LINGER_MILLIS;
             if !keep && !known.own_series {
                 add(gone, &known.sample);
@@ -118,11 +124,17 @@ fn nothing() -> ServiceSample {
         namespace: OTHER.to_owned(),
         name: OTHER.to_owned(),
         connects: 0,
+        attributed: 0,
+        direct: 0,
         failed: [0; _],
         latency: Buckets::new(CONNECT_EDGES),
         active: 0,
         backends: BackendCountsView::default(),
         imbalance: None,
+        open_imbalance: None,
+        starved: [0; _],
+        ports_used: 0.0,
+        reuse: [0; _],
         by_backend: Vec::new(),
     }
 }
@@ -130,9 +142,18 @@ fn nothing() -> ServiceSample {
 /// Adds what can be added; evenness and single backends cannot.
 fn add(sum: &mut ServiceSample, sample: &ServiceSample) {
     sum.connects += sample.connects;
+    sum.attributed += sample.attributed;
+    sum.direct += sample.direct;
     for (own, other) in sum.failed.iter_mut().zip(sample.failed) {
         *own += other;
     }
+    for (own, other) in sum.starved.iter_mut().zip(sample.starved) {
+        *own += other;
+    }
+    for (own, other) in sum.reuse.iter_mut().zip(sample.reuse) {
+        *own += other;
+    }
+    sum.ports_used = sum.ports_used.max(sample.ports_used);
     sum.latency.add(&sample.latency);
     sum.active += sample.active;
     sum.backends.active += sample.backends.active;
@@ -150,6 +171,7 @@ mod tests {
             name: name.into(),
             connects,
             active: 3,
+            starved: [0, 1, 0, 0, 0, 0, 0],
             ..nothing()
         }
     }
@@ -183,6 +205,7 @@ mod tests {
         roster.settle(at(1), vec![service("web", 5)]);
         let lingering = roster.settle(at(30), vec![]);
         assert_eq!((told(&lingering), lingering[0].active), (vec![("web", 5)], 0));
+        assert_eq!(lingering[0].starved, [0; _], "what is gone does not starve");
         assert_eq!(told(&roster.settle(at(61), vec![])), [("web", 5)]);
         assert!(roster.settle(at(62), vec![]).is_empty());
     }

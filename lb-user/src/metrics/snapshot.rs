@@ -1,7 +1,11 @@
 //! The numbers of one moment, as plain data.
 
 use crate::{
-    analysis::{imbalance::Imbalance, reuse::ReuseCounts},
+    analysis::{
+        cause::Cause,
+        imbalance::{Imbalance, Share},
+        reuse::ReuseCounts,
+    },
     view::{BackendCountsView, Mode, Timestamp},
 };
 
@@ -16,11 +20,26 @@ pub const FAILURE_REASONS: [&str; 7] = [
     "no_backend",
 ];
 
+/// What a reused tuple met; the values of the label `outcome`, and the order of [`ServiceSample::reuse`].
+pub const REUSE_OUTCOMES: [&str; 4] = ["same_backend", "moved", "stale_backend", "unknown_backend"];
+
+/// Reuses in the order of [`REUSE_OUTCOMES`].
+pub fn reuse_outcomes(counts: &ReuseCounts) -> [u64; REUSE_OUTCOMES.len()] {
+    [
+        counts.same_backend,
+        counts.moved,
+        counts.stale_backend,
+        counts.unknown_backend,
+    ]
+}
+
 /// All numbers at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// When it was taken.
     pub time: Timestamp,
+    /// When the agent started.
+    pub started: Timestamp,
     /// The agent's version.
     pub version: &'static str,
     /// The version of the layout shared with the kernel programs.
@@ -35,6 +54,8 @@ pub struct Snapshot {
     pub reuse: ReuseCounts,
     /// Tuples forgotten for want of room within the horizon.
     pub reuse_evicted: u64,
+    /// What else was forgotten for want of room, by kind; every kind, also at 0.
+    pub forgotten: Vec<(&'static str, u64)>,
     /// From an endpoint's change to its effect.
     pub network_programming: Buckets,
     /// How long applications took, by kind; every kind that can occur, also at 0.
@@ -77,6 +98,10 @@ pub struct ServiceSample {
     pub name: String,
     /// New connections and flows.
     pub connects: u64,
+    /// Those of them whose backend is known.
+    pub attributed: u64,
+    /// Connections that dialled an endpoint's own address; not among the new ones.
+    pub direct: u64,
     /// Connections that failed, in the order of [`FAILURE_REASONS`].
     pub failed: [u64; FAILURE_REASONS.len()],
     /// Time from connect() to established, over [`super::families::CONNECT_EDGES`].
@@ -87,6 +112,14 @@ pub struct ServiceSample {
     pub backends: BackendCountsView,
     /// The window's evenness; none while nothing was counted.
     pub imbalance: Option<Imbalance>,
+    /// The evenness of the open connections; none while there are none.
+    pub open_imbalance: Option<Imbalance>,
+    /// Starved endpoints, in the order of [`Cause::ALL`].
+    pub starved: [u64; Cause::ALL.len()],
+    /// Used part of the port range, of the client and destination that come nearest to its end.
+    pub ports_used: f64,
+    /// Reuses of tuples, in the order of [`REUSE_OUTCOMES`].
+    pub reuse: [u64; REUSE_OUTCOMES.len()],
     /// Its backends' numbers; empty unless asked for.
     pub by_backend: Vec<BackendSample>,
 }
@@ -94,17 +127,21 @@ pub struct ServiceSample {
 impl ServiceSample {
     /// Whether this node's clients ever dialled it.
     pub fn has_traffic(&self) -> bool {
-        self.connects > 0 || self.active > 0 || self.failed.iter().any(|&count| count > 0)
+        self.connects > 0 || self.direct > 0 || self.active > 0 || self.failed.iter().any(|&count| count > 0)
     }
 }
 
 /// The numbers of one backend of one Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct BackendSample {
     /// `ADDR:PORT`.
     pub backend: String,
     /// Times it was chosen.
     pub connects: u64,
+    /// Connections established and not yet ended.
+    pub active: u64,
+    /// The new connections that evenness is judged by, and those that its weight entitled it to; none before two readings.
+    pub judged: Option<Share>,
 }
 
 /// How long applications of one kind took.

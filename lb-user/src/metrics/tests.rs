@@ -3,6 +3,7 @@ use std::{collections::BTreeSet, env, fs, path::PathBuf};
 use super::{families::Kind, *};
 use crate::{
     analysis::{
+        cause::Cause,
         imbalance,
         reuse::{INTERVAL_BUCKETS, ReuseCounts},
     },
@@ -21,6 +22,7 @@ impl MetricSource for Fixed {
 fn blank() -> Snapshot {
     Snapshot {
         time: Timestamp::from_unix_millis(1_790_000_000_000),
+        started: Timestamp::from_unix_millis(1_789_990_000_000),
         version: "0.1.0",
         abi: 1,
         mode: Mode::Observe,
@@ -32,6 +34,7 @@ fn blank() -> Snapshot {
         services: vec![],
         reuse: ReuseCounts::default(),
         reuse_evicted: 0,
+        forgotten: vec![("clients", 0)],
         network_programming: Buckets::new(families::PROGRAMMING_EDGES),
         sync: vec![SyncSample {
             kind: "full",
@@ -64,6 +67,8 @@ fn busy() -> Snapshot {
             namespace: "shop".into(),
             name: "web".into(),
             connects: 1_000,
+            attributed: 998,
+            direct: 7,
             failed: [2, 1, 0, 0, 0, 0, 5],
             latency,
             active: 12,
@@ -73,9 +78,18 @@ fn busy() -> Snapshot {
                 ejected: 0,
             },
             imbalance: Some(imbalance::by_weight([(1, 515), (1, 485), (1, 0)])),
+            open_imbalance: Some(imbalance::by_weight([(1, 6), (1, 6)])),
+            starved: [0, 1, 0, 0, 0, 0, 0],
+            ports_used: 0.25,
+            reuse: [600, 40, 3, 1],
             by_backend: vec![BackendSample {
                 backend: "[fd00::7]:8080".into(),
                 connects: 515,
+                active: 6,
+                judged: Some(imbalance::Share {
+                    expected: 333.5,
+                    observed: 515,
+                }),
             }],
         }],
         reuse: ReuseCounts {
@@ -125,18 +139,18 @@ fn names_types_and_help_follow_the_rules() {
             "{name}: _total is for counters"
         );
         for unit in [
-            "_ms",
-            "_us",
-            "_ns",
+            "ms",
+            "us",
+            "ns",
             "milliseconds",
             "microseconds",
             "minutes",
             "percent",
             "kilobytes",
-            "_age",
+            "age",
         ] {
             assert!(
-                !name.contains(unit),
+                bare.split('_').all(|word| word != unit),
                 "{name}: base units, and timestamps instead of ages"
             );
         }
@@ -207,7 +221,30 @@ fn a_busy_agent_shows_every_family() {
 fn below_the_minimum_sample_imbalance_is_absent() {
     let mut snapshot = busy();
     snapshot.services[0].imbalance = Some(imbalance::by_weight([(1, 3), (1, 1), (1, 0)]));
+    snapshot.services[0].open_imbalance = Some(imbalance::by_weight([(1, 3), (1, 1)]));
     assert!(!scrape(snapshot).contains("imbalance"));
+}
+
+#[test]
+fn new_and_open_connections_are_judged_apart() {
+    let text = scrape(busy());
+    let labels = "{namespace=\"shop\",service=\"web\"}";
+    assert!(text.contains(&format!("evenkeel_service_imbalance_samples{labels} 1000\n")));
+    assert!(text.contains(&format!("evenkeel_service_open_imbalance_samples{labels} 12\n")));
+    assert!(text.contains(&format!("evenkeel_service_open_imbalance_max_to_mean{labels} 1\n")));
+    assert!(text.contains(&format!("evenkeel_service_imbalance_beyond_chance{labels} 1\n")));
+}
+
+#[test]
+fn every_cause_has_a_series() {
+    let text = scrape(busy());
+    for cause in Cause::ALL {
+        let count = u8::from(cause == Cause::PortReuse);
+        let name = cause.name();
+        let line =
+            format!("evenkeel_starved_endpoints{{namespace=\"shop\",service=\"web\",cause=\"{name}\"}} {count}\n");
+        assert!(text.contains(&line), "{line}");
+    }
 }
 
 #[test]

@@ -108,6 +108,16 @@ pub fn port_range() -> Result<(u16, u16)> {
     Ok(ports.into_inner())
 }
 
+/// How many source ports the automatic choice has in this network namespace; two files are read and nothing is asked besides.
+pub fn usable_ports() -> Option<u32> {
+    let sysctls = Sysctls {
+        local_ports: line_of("/proc/sys/net/ipv4/ip_local_port_range").ok(),
+        reserved_ports: line_of("/proc/sys/net/ipv4/ip_local_reserved_ports").ok(),
+        ..Sysctls::default()
+    };
+    sysctls.usable_ports()
+}
+
 /// Says what follows from each setting beside a proxy.
 pub fn judge(sysctls: &Sysctls, proxy: Kind) -> Vec<Setting> {
     let ipvs = matches!(proxy, Kind::KubeProxyIpvs | Kind::Ipvs);

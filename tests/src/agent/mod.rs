@@ -42,7 +42,7 @@ pub const NODE_V6: &str = "2001:db8::10";
 /// The node's name.
 pub const NODE_NAME: &str = "node-a";
 /// Where the agent serves metrics and health; the namespace has nobody else.
-const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9975);
+pub const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9975);
 const BPFFS: &str = "/sys/fs/bpf";
 
 static NEXT: AtomicU32 = AtomicU32::new(0);

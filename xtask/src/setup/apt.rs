@@ -4,10 +4,11 @@
 //! on the terminal; a package that the distribution does not have is left out, so that the others still come.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 
 use crate::command::{logged, output, say, step};
 use crate::layout::{Layout, find_program, is_root};
@@ -74,8 +75,36 @@ impl<'a> Apt<'a> {
         Ok(names.lines().map(str::to_owned).collect())
     }
 
-    /// Downloads a package file into a folder.
-    pub(crate) fn download(&self, package: &str, folder: &Path) -> Result<()> {
+    /// Downloads a package and unpacks it to a folder, in place of what was there, once `whole` finds all that is wanted of it.
+    /// It is not installed: nothing of it is configured or started.
+    pub(crate) fn unpack(&self, package: &str, folder: &Path, whole: impl FnOnce(&Path) -> bool) -> Result<()> {
+        let beside = folder.with_extension(format!("new-{}", std::process::id()));
+        let result = (|| {
+            let deb_dir = beside.join("deb");
+            let files = beside.join("files");
+            fs::create_dir_all(&deb_dir).with_context(|| format!("create {}", deb_dir.display()))?;
+            self.download(package, &deb_dir)?;
+            let deb = fs::read_dir(&deb_dir)
+                .context("read the download's folder")?
+                .flatten()
+                .map(|entry| entry.path())
+                .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
+                .with_context(|| format!("apt-get download {package} left no file"))?;
+            output(Command::new("dpkg").arg("-x").arg(&deb).arg(&files))?;
+            if !whole(&files) {
+                bail!("the package {package} lacks what is wanted of it");
+            }
+            if folder.exists() {
+                fs::remove_dir_all(folder).with_context(|| format!("remove {}", folder.display()))?;
+            }
+            fs::rename(&files, folder).with_context(|| format!("rename to {}", folder.display()))
+        })();
+        // Whatever happened, nothing half-done stays; a failure to tidy does not matter to the caller.
+        let _ = fs::remove_dir_all(&beside);
+        result
+    }
+
+    fn download(&self, package: &str, folder: &Path) -> Result<()> {
         logged(
             TRIES,
             &self.layout.log("apt-download"),

@@ -6,12 +6,11 @@
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 
 use super::apt::Apt;
-use crate::command::{output, step};
+use crate::command::step;
 use crate::layout::Layout;
 
 /// A kernel series that is tested in a virtual machine.
@@ -102,31 +101,7 @@ pub(crate) fn fetch(layout: &Layout, apt: &mut Apt<'_>, line: KernelLine) -> Res
 }
 
 fn unpack(layout: &Layout, apt: &Apt<'_>, line: KernelLine, package: &str) -> Result<()> {
-    let folder = line.folder(layout);
-    let beside = folder.with_extension(format!("new-{}", std::process::id()));
-    let result = (|| {
-        let deb_dir = beside.join("deb");
-        let files = beside.join("files");
-        fs::create_dir_all(&deb_dir).with_context(|| format!("create {}", deb_dir.display()))?;
-        apt.download(package, &deb_dir)?;
-        let deb = fs::read_dir(&deb_dir)
-            .context("read the download's folder")?
-            .flatten()
-            .map(|entry| entry.path())
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .with_context(|| format!("apt-get download {package} left no file"))?;
-        output(Command::new("dpkg").arg("-x").arg(&deb).arg(&files))?;
-        if GuestKernel::in_folder(&files).is_none() {
-            bail!("the package {package} holds no kernel image with its modules");
-        }
-        if folder.exists() {
-            fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
-        }
-        fs::rename(&files, &folder).with_context(|| format!("rename to {}", folder.display()))
-    })();
-    // Whatever happened, nothing half-done stays; a failure to tidy does not matter to the caller.
-    let _ = fs::remove_dir_all(&beside);
-    result
+    apt.unpack(package, &line.folder(layout), |files| GuestKernel::in_folder(files).is_some())
 }
 
 /// The cloud images among package names, newest first; of one version the signed before the unsigned.

@@ -6,9 +6,11 @@
 mod apt;
 mod kernels;
 mod needs;
+mod prometheus;
 
 pub(crate) use kernels::{GuestKernel, KernelLine};
 pub(crate) use needs::Group;
+pub(crate) use prometheus::find as find_prometheus;
 
 use std::process::Command;
 
@@ -95,6 +97,10 @@ fn bring(layout: &Layout, groups: &[Group]) -> Vec<Need> {
             Cure::Component(name) => install_component(layout, name),
             Cure::Kernel(line) => match apt.as_mut() {
                 Some(apt) => kernels::fetch(layout, apt, line),
+                None => Ok(()),
+            },
+            Cure::Prometheus => match apt.as_mut() {
+                Some(apt) => prometheus::fetch(layout, apt),
                 None => Ok(()),
             },
         });

@@ -8,6 +8,7 @@ use crate::ebpf::{self, Llvm, Route};
 use crate::layout::{Layout, find_program};
 use crate::setup::cargo_deny;
 use crate::setup::kernels::{GuestKernel, KernelLine};
+use crate::setup::prometheus;
 
 /// For what something is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,13 +19,15 @@ pub(crate) enum Group {
     Sockets,
     /// For the same tests inside virtual machines.
     Vm,
+    /// To check rules and dashboard, and to ask a real Prometheus.
+    Prometheus,
     /// For `cargo xtask lint`.
     Lint,
 }
 
 impl Group {
     /// All groups, in the order in which they are told.
-    pub(crate) const ALL: &[Self] = &[Self::Build, Self::Sockets, Self::Vm, Self::Lint];
+    pub(crate) const ALL: &[Self] = &[Self::Build, Self::Sockets, Self::Vm, Self::Prometheus, Self::Lint];
 
     /// The words after "Missing".
     pub(crate) fn purpose(self) -> &'static str {
@@ -32,6 +35,7 @@ impl Group {
             Self::Build => "to build",
             Self::Sockets => "for real-socket tests, the demo and the bench",
             Self::Vm => "for tests inside virtual machines",
+            Self::Prometheus => "for tests with Prometheus",
             Self::Lint => "for lint",
         }
     }
@@ -64,6 +68,8 @@ pub(crate) enum Cure {
     Component(&'static str),
     /// Download and unpack a kernel.
     Kernel(KernelLine),
+    /// Download and unpack Prometheus.
+    Prometheus,
 }
 
 /// A program, its packages and its group.
@@ -71,6 +77,8 @@ const PROGRAMS: &[(Group, &str, &[&str])] = &[
     (Group::Build, "cc", &["gcc", "libc6-dev"]),
     (Group::Sockets, "ip", &["iproute2"]),
     (Group::Sockets, "nft", &["nftables"]),
+    (Group::Sockets, "iptables", &["iptables"]),
+    (Group::Sockets, "haproxy", &["haproxy"]),
     (Group::Vm, "qemu-system-x86_64", &["qemu-system-x86"]),
     (Group::Vm, "busybox", &["busybox-static"]),
     (Group::Vm, "ipvsadm", &["ipvsadm"]),
@@ -102,6 +110,18 @@ pub(crate) fn missing(layout: &Layout, groups: &[Group]) -> Vec<Need> {
                 needs.push(kernel(layout, *line));
             }
         }
+    }
+    if groups.contains(&Group::Prometheus) && prometheus::find(layout).is_none() {
+        needs.push(Need {
+            group: Group::Prometheus,
+            name: "prometheus, promtool".to_owned(),
+            how: format!(
+                "put both on the PATH, or unpack Debian's package prometheus (dpkg -x) to {}",
+                prometheus::folder(layout).display()
+            ),
+            apt: &[],
+            cure: Cure::Prometheus,
+        });
     }
     if groups.contains(&Group::Lint) {
         lint_tools(layout, &mut needs);

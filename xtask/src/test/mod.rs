@@ -103,7 +103,7 @@ pub(crate) fn command(layout: &Layout, options: &Options) -> Result<ExitCode> {
 fn lacking(layout: &Layout, places: &[Place]) -> Vec<String> {
     let guests = places.iter().any(|place| matches!(place, Place::Guest(_)));
     if places.contains(&Place::Here) {
-        setup::attempt(layout, &[Group::Sockets]);
+        setup::attempt(layout, &[Group::Sockets, Group::Prometheus]);
     }
     if !guests {
         return Vec::new();
@@ -156,6 +156,9 @@ fn here(
             .current_dir(&suite.folder)
             .env("CARGO_MANIFEST_DIR", &suite.folder)
             .env("EVENKEEL_BIN", &built.agent);
+        if let Some(folder) = setup::find_prometheus(layout) {
+            command.env("EVENKEEL_PROMETHEUS", folder);
+        }
         rows.push(run_here(&suite.name, command, &logs)?);
     }
     let mut examples = cargo(&layout.root);
