@@ -115,11 +115,13 @@ impl Answers for Fixture {
                         kind: "Service".into(),
                         objects: 2,
                         synced: Some(ago(4)),
+                        error: None,
                     },
                     KindView {
                         kind: "EndpointSlice".into(),
                         objects: 3,
                         synced: self.ready.then(|| ago(4)),
+                        error: None,
                     },
                 ],
                 last_error: None,
