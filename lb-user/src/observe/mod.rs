@@ -684,6 +684,80 @@ mod tests {
         );
     }
 
+    /// A Pod of the workload of its name, at 0.0.0.`last`.
+    fn pod(name: &str, last: u8) -> Update {
+        Update::Apply(crate::model::Object::Pod(Arc::new(crate::model::Pod {
+            name: ObjectName::new("shop", name),
+            node: None,
+            ips: [IpAddr::from([0, 0, 0, last])].into(),
+            workload: crate::model::Workload {
+                kind: "Deployment".into(),
+                name: name.into(),
+            },
+            host_network: false,
+        })))
+    }
+
+    #[test]
+    fn a_namespace_stays_its_pods_when_the_address_is_anothers() {
+        let (usable, directory) = (UsableBackends::new(128), Arc::new(Directory::of_node("node-1")));
+        let mut seen = Observation::new(120_000_000_000, directory.clone());
+        let told = |seen: &Observation| -> Vec<(u64, Option<String>)> {
+            let mut told: Vec<_> = (seen.calls().iter())
+                .map(|(client, _, _)| (client.netns, seen.caller(client).and_then(|caller| caller.workload())))
+                .collect();
+            told.sort();
+            told
+        };
+        let connect = |seen: &mut Observation, netns_cookie: u64, client: u32| {
+            let record = ConnRecord {
+                netns_cookie,
+                client: if client == 0 {
+                    Addr::default()
+                } else {
+                    Addr::from_v4(client.to_be())
+                },
+                ..record(0, 0, 1_000, 2_000)
+            };
+            seen.connection(&record, &usable);
+        };
+        connect(&mut seen, 7, 1);
+        assert_eq!(told(&seen), [(7, None)], "no Pod has been told");
+        directory.take(&pod("old", 1));
+        assert_eq!(told(&seen), [(7, Some("shop/old".to_owned()))], "by its address");
+        connect(&mut seen, 7, 1);
+        // The old Pod goes, a new one gets its address; the old one's calls stay its own.
+        directory.take(&Update::Replace(crate::model::Content::Pods(Vec::new())));
+        directory.take(&pod("new", 1));
+        connect(&mut seen, 8, 1);
+        let both = [(7, Some("shop/old".to_owned())), (8, Some("shop/new".to_owned()))];
+        assert_eq!(told(&seen), both);
+        // A connection that failed before it had an address is its namespace's.
+        connect(&mut seen, 8, 0);
+        assert_eq!(told(&seen).last(), Some(&(8, Some("shop/new".to_owned()))));
+        assert_eq!(seen.calls().len(), 3);
+        connect(&mut seen, 9, 0);
+        assert_eq!(told(&seen).last(), Some(&(9, None)), "of this one nothing is known");
+    }
+
+    #[test]
+    fn namespaces_without_remembered_calls_make_room() {
+        let (usable, directory) = (UsableBackends::new(128), Arc::new(Directory::of_node("node-1")));
+        directory.take(&pod("web", 1));
+        let mut seen = Observation::new(120_000_000_000, directory);
+        for netns_cookie in 1..=3 * MAX_HOMES as u64 {
+            let record = ConnRecord {
+                netns_cookie,
+                client: Addr::from_v4(1_u32.to_be()),
+                ..record(0, 0, 1_000, 2_000)
+            };
+            seen.connection(&record, &usable);
+            assert!(seen.homes.len() <= MAX_HOMES);
+        }
+        assert!(seen.homes.len() >= calls::DEFAULT_CAPACITY);
+        assert!(seen.calls.iter().all(|(client, _, _)| seen.homes.contains_key(&client.netns)));
+    }
+
     #[test]
     fn usable_backends_beyond_the_room_are_not_usable() {
         let usable = UsableBackends::new(64);
