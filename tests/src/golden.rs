@@ -102,6 +102,8 @@ pub fn updates(file: &str, text: &str) -> Vec<Update> {
             Object::Service(service) => services.push(service),
             Object::Slice(slice) => slices.push(slice),
             Object::Node(node) => nodes.push(node),
+            // The kernel's state does not depend on them.
+            Object::Pod(_) => {}
         }
     }
     let subject = "manifest".into();

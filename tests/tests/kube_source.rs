@@ -1,12 +1,16 @@
 //! The API server as a source: whatever goes wrong, nothing is dropped, no loop ends, and what the server holds in the
 //! end is what is served (incident 4).
 
-use std::time::{Duration, Instant};
+use std::{
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
 
 use lb_tests::apiserver::{ApiServer, Fault, Resource};
 use lb_user::{
     desired::{Config, Desired, NodePortAddresses},
     model::{Content, DesiredService, Kind, Object, ObjectName, Update},
+    observe::clients::Clients,
     source::{
         Running,
         convert::{Converter, Names},
@@ -17,8 +21,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 const NODE: &str = "node-1";
+/// What desired state waits for: not for Pods.
 const KINDS: [Kind; 3] = [Kind::Service, Kind::Slice, Kind::Node];
-const RESOURCES: [Resource; 3] = [Resource::Services, Resource::Slices, Resource::Nodes];
 /// How long anything may take before a test calls it never.
 const NEVER: Duration = Duration::from_secs(30);
 
@@ -77,18 +81,48 @@ fn node(name: &str, address: &str) -> Value {
     })
 }
 
+/// A Pod of a Deployment.
+fn pod(name: &str, app: &str, node: &str, address: &str) -> Value {
+    json!({
+        "kind": "Pod", "apiVersion": "v1",
+        "metadata": {
+            "name": name, "labels": {"pod-template-hash": "6d4cf56db6"},
+            "ownerReferences": [{
+                "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("{app}-6d4cf56db6"), "uid": "u",
+                "controller": true,
+            }],
+        },
+        "spec": {"nodeName": node, "containers": [{"name": "app", "image": "app:1"}]},
+        "status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]},
+    })
+}
+
+/// Every address that the tests' Pods ever have.
+fn pod_addresses() -> impl Iterator<Item = Ipv4Addr> {
+    (0..=255).map(|last| Ipv4Addr::new(10, 9, 0, last))
+}
+
 /// What a fold says in the end, whatever way it went.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     services: Vec<DesiredService>,
+    /// Workloads by address.
+    callers: Vec<(Ipv4Addr, Option<String>)>,
     problems: Vec<String>,
 }
 
-fn outcome(desired: &Desired) -> Outcome {
+fn outcome(desired: &Desired, clients: &Clients) -> Outcome {
     let mut services: Vec<DesiredService> = desired.services().collect();
     services.sort_by(|a, b| a.name.cmp(&b.name));
     let problems = desired.problems().iter().map(ToString::to_string).collect();
-    Outcome { services, problems }
+    let callers = pod_addresses()
+        .filter_map(|address| Some((address, clients.find(address.into())?.workload())))
+        .collect();
+    Outcome {
+        services,
+        callers,
+        problems,
+    }
 }
 
 /// What a fold of the server's objects, and nothing else, says.
@@ -99,15 +133,19 @@ fn truth(server: &ApiServer) -> Outcome {
         names: &mut names,
     };
     let mut desired = fold();
-    for resource in RESOURCES {
+    let mut clients = Clients::of_node(NODE);
+    for resource in Resource::ALL {
         for object in server.objects(resource) {
             let converted = match resource {
                 Resource::Services => converter.service(&serde_json::from_value(object).expect("a Service")),
                 Resource::Slices => converter.slice(&serde_json::from_value(object).expect("a slice")),
                 Resource::Nodes => converter.node(&serde_json::from_value(object).expect("a Node")),
+                Resource::Pods => converter.pod(&serde_json::from_value(object).expect("a Pod")),
             };
             if let Some(object) = converted.object {
-                desired.apply(Update::Apply(object));
+                let update = Update::Apply(object);
+                clients.apply(&update);
+                desired.apply(update);
             }
             if let Some(key) = converted.key.filter(|_| !converted.problems.is_empty()) {
                 let subject = format!("{} {}", key.kind.as_str(), key.name).into();
@@ -116,7 +154,7 @@ fn truth(server: &ApiServer) -> Outcome {
             }
         }
     }
-    outcome(&desired)
+    outcome(&desired, &clients)
 }
 
 struct Lab {
@@ -124,6 +162,7 @@ struct Lab {
     cancel: CancellationToken,
     running: Running,
     desired: Desired,
+    clients: Clients,
 }
 
 impl Lab {
@@ -138,6 +177,7 @@ impl Lab {
         Self {
             running: start(options, &cancel),
             desired: fold(),
+            clients: Clients::of_node(NODE),
             server,
             cancel,
         }
@@ -148,9 +188,11 @@ impl Lab {
         let server = ApiServer::start().await;
         server.apply(node(NODE, "192.168.0.1"));
         server.apply(node("node-2", "192.168.0.2"));
+        server.apply(pod("elsewhere", "other", "node-2", "10.9.0.200"));
         for last in 1..=5 {
             let name = format!("svc-{last}");
             server.apply(service(&name, last));
+            server.apply(pod(&name, "shop", NODE, &format!("10.9.0.{last}")));
             server.apply(slice(
                 &format!("{name}-a"),
                 &name,
@@ -163,12 +205,21 @@ impl Lab {
         lab
     }
 
+    fn take(&mut self, update: Update) {
+        self.clients.apply(&update);
+        self.desired.apply(update);
+    }
+
+    fn outcome(&self) -> Outcome {
+        outcome(&self.desired, &self.clients)
+    }
+
     /// Takes what has come, and waits for more until the condition holds.
     async fn until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + NEVER;
         loop {
             while let Ok(update) = self.running.updates.try_recv() {
-                self.desired.apply(update);
+                self.take(update);
             }
             if condition(self) {
                 return;
@@ -177,14 +228,12 @@ impl Lab {
                 Instant::now() < deadline,
                 "never happened: {what}\nsource: {:?}\nstate: {:#?}",
                 self.running.status.snapshot(),
-                outcome(&self.desired)
+                self.outcome()
             );
             // Conditions may look at the server or the status too, so this wakes now and then without an update.
             let wait = tokio::time::timeout(Duration::from_millis(10), self.running.updates.recv());
             match wait.await {
-                Ok(Some(update)) => {
-                    self.desired.apply(update);
-                }
+                Ok(Some(update)) => self.take(update),
                 Ok(None) => panic!("the source ended before: {what}"),
                 Err(_) => {}
             }
@@ -192,7 +241,7 @@ impl Lab {
     }
 
     async fn until_true(&mut self, what: &str) {
-        let all = |lab: &Self| outcome(&lab.desired) == truth(&lab.server);
+        let all = |lab: &Self| lab.outcome() == truth(&lab.server);
         self.until(what, all).await;
         self.until(&format!("{what}: connected"), |lab| {
             let status = lab.running.status.snapshot();
@@ -202,7 +251,7 @@ impl Lab {
     }
 
     fn lists(&self) -> u64 {
-        RESOURCES
+        Resource::ALL
             .iter()
             .map(|resource| self.server.requests(*resource).lists)
             .sum()
@@ -224,7 +273,7 @@ impl Lab {
         }
     }
 
-    /// Adds, changes and deletes objects of both kinds.
+    /// Adds, changes and deletes objects of three kinds.
     fn change(&self, round: u8) {
         let fresh = 100 + round;
         self.server.apply(service(&format!("svc-{fresh}"), fresh));
@@ -232,7 +281,11 @@ impl Lab {
             .apply(slice(&format!("svc-{fresh}-a"), &format!("svc-{fresh}"), &["10.0.3.1"]));
         self.server
             .apply(slice("svc-1-a", "svc-1", &[&format!("10.0.2.{fresh}")]));
+        self.server
+            .apply(pod(&format!("svc-{fresh}"), "fresh", NODE, &format!("10.9.0.{fresh}")));
+        self.server.apply(pod("svc-1", "moved", NODE, "10.9.0.1"));
         let gone = if round == 0 { 5 } else { 99 + round };
+        self.server.delete(Resource::Pods, "default", &format!("svc-{gone}"));
         self.server
             .delete(Resource::Services, "default", &format!("svc-{gone}"));
         self.server
@@ -257,7 +310,9 @@ async fn lists_by_pages_and_follows_changes_without_listing_again() {
     }
     lab.server.apply(node(NODE, "192.168.0.77"));
     lab.until_true("the node's new address moves the NodePorts").await;
-    assert_eq!(lab.lists(), 3, "one list of each kind");
+    let pods = lab.server.requests(Resource::Pods);
+    assert_eq!((pods.lists, pods.further_pages), (1, 0), "a node's Pods come at once");
+    assert_eq!(lab.lists(), 4, "one list of each kind");
     lab.end().await;
 }
 
@@ -265,7 +320,7 @@ async fn lists_by_pages_and_follows_changes_without_listing_again() {
 async fn every_fault_is_lived_through_and_drops_nothing() {
     let mut lab = Lab::settled().await;
     for (round, fault) in Fault::ALL.into_iter().enumerate() {
-        let before = outcome(&lab.desired);
+        let before = lab.outcome();
         let errors = |lab: &Lab| -> u64 {
             lab.running
                 .status
@@ -280,7 +335,7 @@ async fn every_fault_is_lived_through_and_drops_nothing() {
         lab.server.set_fault(Some(fault)).await;
         lab.server.disconnect();
         lab.change(round as u8);
-        // The fault is met again and again, by all three loops.
+        // The fault is met again and again, by all loops.
         lab.until(&format!("{fault:?} is met"), |lab| match fault {
             Fault::RefuseConnections => errors(lab) >= errors_before + 9,
             Fault::WatchCloses => lab.server.struck() >= struck + 9,
@@ -290,7 +345,7 @@ async fn every_fault_is_lived_through_and_drops_nothing() {
         .await;
         if !fault.spares_lists() {
             assert_eq!(
-                outcome(&lab.desired).services,
+                lab.outcome().services,
                 before.services,
                 "{fault:?} changed what is served"
             );
@@ -370,7 +425,7 @@ async fn a_deletion_during_an_outage_is_seen_by_the_list_after_it() {
     lab.server.set_fault(None).await;
     lab.until_true("the deletions").await;
     assert_eq!(lab.desired.names().count(), 4);
-    assert!(lab.lists() > 3, "it was a list that told");
+    assert!(lab.lists() > 4, "it was a list that told");
     lab.end().await;
 }
 
@@ -383,7 +438,7 @@ async fn a_cut_watch_resumes_where_it_was() {
         lab.change(round);
         lab.until_true("the change after the cut").await;
     }
-    assert_eq!(lab.lists(), 3, "no list was needed");
+    assert_eq!(lab.lists(), 4, "no list was needed");
     lab.end().await;
 }
 
@@ -408,7 +463,7 @@ async fn bookmarks_keep_an_idle_watch_inside_the_history() {
     lab.server.disconnect();
     lab.change(0);
     lab.until_true("the change after the bookmark").await;
-    assert_eq!(lab.lists(), 3, "no list was needed");
+    assert_eq!(lab.lists(), 4, "no list was needed");
     lab.end().await;
 }
 
@@ -440,7 +495,7 @@ async fn an_expired_version_is_listed_anew_whichever_way_it_is_said() {
         lab.server.compact();
         lab.until_true("what was forgotten").await;
         // The Node did not change, and its version is forgotten as well.
-        assert_eq!(lab.lists(), lists + 3, "each kind is listed once more");
+        assert_eq!(lab.lists(), lists + 4, "each kind is listed once more");
     }
     lab.end().await;
 }
@@ -465,7 +520,7 @@ async fn a_bad_object_loses_only_itself_and_may_heal() {
     lab.server
         .apply(slice("svc-2-a", "svc-2", &["10.0.0.2", "169.254.0.1"]));
     lab.until_true("both are judged").await;
-    let told = outcome(&lab.desired).problems.join("\n");
+    let told = lab.outcome().problems.join("\n");
     assert!(
         told.contains("EndpointSlice default/svc-1-a: metadata.annotations[evenkeel.io/weight]"),
         "{told}"
@@ -483,13 +538,13 @@ async fn a_bad_object_loses_only_itself_and_may_heal() {
     lab.until_true("listed anew").await;
     lab.until("listed anew", |lab| lab.lists() > lists).await;
     lab.until_true("listed anew").await;
-    assert_eq!(outcome(&lab.desired).problems.join("\n"), told);
+    assert_eq!(lab.outcome().problems.join("\n"), told);
 
     weighed["metadata"]["annotations"] = json!({"evenkeel.io/weight": "7"});
     lab.server.apply(weighed);
     lab.server.delete(Resource::Slices, "default", "svc-2-a");
     lab.until("only one problem is left", |lab| {
-        outcome(&lab.desired).problems.len() == 1
+        lab.outcome().problems.len() == 1
     })
     .await;
     lab.until_true("healed").await;
@@ -503,7 +558,7 @@ async fn an_unreadable_object_loses_only_itself() {
     bad["spec"]["ports"][0]["port"] = json!("eighty");
     lab.server.apply(bad);
     lab.until("the object is named", |lab| {
-        outcome(&lab.desired)
+        lab.outcome()
             .problems
             .iter()
             .any(|problem| problem.contains("Service default/svc-3"))
@@ -558,6 +613,11 @@ async fn long_sequences_of_changes_and_faults_end_in_the_servers_state() {
                     .delete(Resource::Slices, "default", &format!("{name}-{}", dice.roll(3))),
                 8 => lab.server.compact(),
                 9 => lab.server.disconnect(),
+                10 if dice.roll(2) == 0 => {
+                    let app = format!("app-{}", dice.roll(3));
+                    lab.server
+                        .apply(pod(&name, &app, NODE, &format!("10.9.0.{}", dice.roll(20))));
+                }
                 10 => lab.server.bookmark(),
                 _ => {
                     let fault = Fault::ALL[dice.roll(Fault::ALL.len() as u64) as usize];
@@ -591,11 +651,64 @@ async fn updates_are_whole_before_they_are_called_synced() {
             }
             Update::Replace(Content::Slices(_)) => replaced.push(Kind::Slice),
             Update::Replace(Content::Nodes(_)) => replaced.push(Kind::Node),
+            Update::Replace(Content::Pods(_)) => replaced.push(Kind::Pod),
             Update::Synced(kind) => assert!(replaced.contains(kind), "{kind:?} is synced before its content came"),
             Update::Apply(Object::Service(_)) => panic!("an event before the list"),
             _ => {}
         }
-        lab.desired.apply(update);
+        lab.take(update);
     }
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn pods_that_may_not_be_read_hold_back_nothing() {
+    let server = ApiServer::start().await;
+    server.forbid(Resource::Pods, true);
+    server.apply(node(NODE, "192.168.0.1"));
+    server.apply(service("web", 9));
+    server.apply(slice("web-a", "web", &["10.0.0.1"]));
+    server.apply(pod("client-1", "client", NODE, "10.9.0.1"));
+    let mut lab = Lab::over(server);
+    lab.until("the others sync", |lab| lab.desired.synced()).await;
+    let refused = |lab: &Lab| lab.running.status.snapshot().kinds[&Kind::Pod].clone();
+    lab.until("the refusal is met again and again", |lab| refused(lab).errors >= 5)
+        .await;
+    lab.server.apply(service("late", 10));
+    lab.until("a change of the others arrives", |lab| lab.desired.names().count() == 2)
+        .await;
+    let status = refused(&lab);
+    let said = status.error.unwrap_or_default();
+    assert!(said.contains("403") && said.contains("pods is forbidden"), "{said}");
+    assert!(!status.connected && status.synced.is_none());
+    for (kind, status) in lab.running.status.snapshot().kinds {
+        assert!(kind == Kind::Pod || status.connected && status.error.is_none(), "{kind:?}: {status:?}");
+    }
+
+    lab.server.forbid(Resource::Pods, false);
+    lab.until_true("the right was granted").await;
+    assert_eq!(lab.outcome().callers.len(), 1);
+
+    // A right that is taken away leaves what was read before.
+    lab.server.forbid(Resource::Pods, true);
+    lab.server.disconnect();
+    lab.until("the refusal is met", |lab| refused(lab).error.is_some()).await;
+    assert_eq!(lab.outcome().callers.len(), 1);
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn pods_of_this_node_alone_are_asked_for_and_ended_ones_are_forgotten() {
+    let mut lab = Lab::settled().await;
+    let callers = |lab: &Lab| lab.outcome().callers;
+    assert_eq!(callers(&lab).len(), 5, "{:?}", callers(&lab));
+    assert!(callers(&lab).iter().all(|(_, name)| name.as_deref() == Some("default/shop")));
+    let mut ended = pod("svc-1", "shop", NODE, "10.9.0.1");
+    ended["status"]["phase"] = json!("Succeeded");
+    lab.server.apply(ended);
+    lab.server.apply(pod("heir", "heir", NODE, "10.9.0.1"));
+    lab.until_true("the address changes hands").await;
+    assert_eq!(callers(&lab)[0].1.as_deref(), Some("default/heir"));
+    assert_eq!(callers(&lab).len(), 5);
     lab.end().await;
 }

@@ -190,6 +190,7 @@ impl Shared {
             Kind::Service => desired.names().count() as u64,
             Kind::Slice => desired.names().map(|name| desired.slices(name).len() as u64).sum(),
             Kind::Node => u64::from(desired.node().is_some()),
+            Kind::Pod => self.directory.pods() as u64,
             Kind::Addresses => 0,
         };
         SourceView {
@@ -202,6 +203,7 @@ impl Shared {
                     kind: kind.as_str().to_owned(),
                     objects: objects(*kind),
                     synced: status.synced.map(Timestamp::from_system),
+                    error: status.error.clone(),
                 })
                 .collect(),
             last_error: source.kinds.values().find_map(|status| status.error.clone()),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use super::state::{Shared, lock};
 use crate::{
-    observe::{address, wall},
+    observe::{address, clients::Caller, wall},
     view::{CallView, GraphView, QueryError, ServiceFilter, Timestamp, WorkloadView},
 };
 
@@ -22,7 +22,15 @@ impl Shared {
             if !names.contains_key(&service) {
                 continue;
             }
-            let client = self.workload(address(client.address), &own.addresses);
+            let client = match observation.caller(client) {
+                Some(Caller::Pod(pod)) => WorkloadView {
+                    namespace: pod.name.namespace.to_string(),
+                    kind: pod.workload.kind.to_string(),
+                    name: pod.workload.name.to_string(),
+                },
+                Some(Caller::Node) => self.node_as_caller(),
+                None => self.unknown_caller(address(client.address), &own.addresses),
+            };
             let sum = calls.entry((client, service)).or_default();
             sum.0 += counts.connections;
             sum.1 += counts.failures;
@@ -50,14 +58,18 @@ impl Shared {
         })
     }
 
-    /// What a client's address is known as.
-    fn workload(&self, client: IpAddr, own: &[IpAddr]) -> WorkloadView {
+    fn node_as_caller(&self) -> WorkloadView {
+        WorkloadView {
+            namespace: String::new(),
+            kind: "Node".to_owned(),
+            name: self.config.node_name.clone(),
+        }
+    }
+
+    /// What a client is called of which no Pod is known.
+    fn unknown_caller(&self, client: IpAddr, own: &[IpAddr]) -> WorkloadView {
         if client.is_loopback() || client.is_unspecified() || own.contains(&client) {
-            return WorkloadView {
-                namespace: String::new(),
-                kind: "Node".to_owned(),
-                name: self.config.node_name.clone(),
-            };
+            return self.node_as_caller();
         }
         WorkloadView {
             namespace: String::new(),

@@ -166,6 +166,7 @@ async fn reconcile(shared: &Arc<Shared>, input: &Input, liveness: &Liveness) -> 
             {
                 let mut reconciler = lock(&shared.reconciler);
                 for update in updates {
+                    shared.directory.take(&update);
                     reconciler.take(update);
                 }
             }

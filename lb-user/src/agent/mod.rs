@@ -248,7 +248,7 @@ async fn serve(config: Config) -> Result<()> {
     };
     let probe = Arc::new(probe::Probe::listen(config.mode).context("listen for the self-probe")?);
     reconciler.add_own(probe.service());
-    let directory = Arc::new(Directory::default());
+    let directory = Arc::new(Directory::of_node(&config.node_name));
     reconciler.keep_directory(directory.clone());
     let ring = Ring::new(events).context("watch the ring buffer")?;
 

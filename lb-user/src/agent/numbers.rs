@@ -27,7 +27,6 @@ use crate::{
         BackendSample, Buckets, ConnectSample, FAILURE_REASONS, MapSample, MetricSource, ProgramSample, ServiceSample,
         Snapshot, SyncSample, families::CONNECT_EDGES, reuse_outcomes,
     },
-    model::Kind,
     node::settings,
     observe::Observation,
     reconcile::Reconciler,
@@ -272,7 +271,6 @@ impl MetricSource for Shared {
             )
         };
         let source = self.source.snapshot();
-        let kinds = [Kind::Service, Kind::Slice, Kind::Node];
         Snapshot {
             time: Timestamp::from_system(SystemTime::now()),
             started: Timestamp::from_system(self.started),
@@ -297,12 +295,10 @@ impl MetricSource for Shared {
             ],
             sync_last: sync.last_applied.map(Timestamp::from_system),
             sync_last_queued: sync.last_queued.map(Timestamp::from_system),
-            source_synced: kinds
-                .into_iter()
-                .map(|kind| {
-                    let synced = source.kinds.get(&kind).and_then(|status| status.synced);
-                    (kind.as_str(), synced.map(Timestamp::from_system))
-                })
+            source_synced: source
+                .kinds
+                .iter()
+                .map(|(kind, status)| (kind.as_str(), status.synced.map(Timestamp::from_system)))
                 .collect(),
             maps,
             programs: self.program_samples(),

@@ -95,6 +95,9 @@ pub(super) fn text(view: &StatusView, output: Output) -> String {
         &format!("{}, {source}", view.source.name),
         good(view.source.synced),
     );
+    // What is wrong with all kinds is wrong with the source, and told once.
+    let first = view.source.kinds.first().and_then(|kind| kind.error.as_ref());
+    let alike = view.source.kinds.iter().all(|kind| kind.error.as_ref() == first);
     for kind in &view.source.kinds {
         let when = kind.synced.map_or_else(|| "never".to_owned(), |at| ago(view.time, at));
         line(
@@ -102,8 +105,11 @@ pub(super) fn text(view: &StatusView, output: Output) -> String {
             &format!("{}: {} objects, confirmed {when}", kind.kind, kind.objects),
             Tone::Plain,
         );
+        if let Some(error) = kind.error.as_ref().filter(|_| !alike) {
+            line("", &format!("{}: {error}", kind.kind), Tone::Bad);
+        }
     }
-    if let Some(error) = &view.source.last_error {
+    if let Some(error) = view.source.last_error.as_ref().filter(|_| alike) {
         line("", error, Tone::Bad);
     }
     line("Sync:", &sync(view), good(view.sync.last_error.is_none()));

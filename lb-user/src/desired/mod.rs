@@ -132,6 +132,8 @@ impl Desired {
                 let own = nodes.into_iter().find(|node| *node.name == *self.config.node_name);
                 self.set_node(own, &mut changed);
             }
+            // Who a client is changes nothing in the kernel.
+            Update::Replace(Content::Pods(_)) | Update::Apply(Object::Pod(_)) => {}
             Update::Apply(Object::Service(service)) => self.put_service(&service, &mut changed),
             Update::Apply(Object::Slice(slice)) => self.put_slice(slice, &mut changed),
             Update::Apply(Object::Node(node)) => {
@@ -147,7 +149,7 @@ impl Desired {
                         self.set_node(None, &mut changed);
                     }
                 }
-                Kind::Addresses => {}
+                Kind::Pod | Kind::Addresses => {}
             },
             Update::Addresses(addresses) => {
                 self.synced.insert(Kind::Addresses);

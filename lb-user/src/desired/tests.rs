@@ -245,6 +245,7 @@ fn content(kind: Kind, objects: impl Iterator<Item = Object>) -> Content {
             Object::Service(service) => services.push(service),
             Object::Slice(slice) => slices.push(slice),
             Object::Node(node) => nodes.push(node),
+            Object::Pod(_) => unreachable!("no strategy makes a Pod"),
         }
     }
     match kind {

@@ -1,4 +1,4 @@
-//! What sources produce: Services, EndpointSlices and Nodes as flat records.
+//! What sources produce: Services, EndpointSlices, Nodes and Pods as flat records.
 //!
 //! A record holds what some rule needs and nothing else, and it is small: 10,000 Services with 10 endpoints each are
 //! some 18 MB, indexes of the fold included. Addresses that must never be dialled (loopback, link-local, multicast, unspecified) are not in here.
@@ -179,6 +179,30 @@ pub struct Node {
     pub external_ips: Box<[IpAddr]>,
     /// Being deleted, or tainted `ToBeDeletedByClusterAutoscaler` (C22).
     pub leaving: bool,
+}
+
+/// What a Pod belongs to: the object that people wrote, as far as the Pod itself tells.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Workload {
+    /// Its kind, such as `Deployment` or `CronJob`; `Pod` for one that nobody owns.
+    pub kind: Arc<str>,
+    /// Its name, in the Pod's namespace.
+    pub name: Arc<str>,
+}
+
+/// A Pod that runs, flat: whose connections come from which addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// Namespace and name.
+    pub name: ObjectName,
+    /// The node that it runs on.
+    pub node: Option<Arc<str>>,
+    /// Its addresses, one of each family at most in practice; never empty.
+    pub ips: Box<[IpAddr]>,
+    /// What it belongs to.
+    pub workload: Workload,
+    /// Whether it lives in the node's network namespace: its addresses are the node's then.
+    pub host_network: bool,
 }
 
 /// The addresses of this host's own interfaces, as the kernel tells them.

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use super::{Node, NodeAddresses, ObjectName, Problem, Service, Slice};
+use super::{Node, NodeAddresses, ObjectName, Pod, Problem, Service, Slice};
 
-/// The kinds of input that desired state waits for.
+/// The kinds of input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Services.
@@ -16,6 +16,8 @@ pub enum Kind {
     Slice,
     /// Nodes: this node's own object at least.
     Node,
+    /// Pods, which tell who a client is; desired state does not depend on them.
+    Pod,
     /// The host's own interface addresses.
     Addresses,
 }
@@ -27,6 +29,7 @@ impl Kind {
             Self::Service => "Service",
             Self::Slice => "EndpointSlice",
             Self::Node => "Node",
+            Self::Pod => "Pod",
             Self::Addresses => "NodeAddresses",
         }
     }
@@ -50,6 +53,8 @@ pub enum Object {
     Slice(Arc<Slice>),
     /// A Node.
     Node(Arc<Node>),
+    /// A Pod.
+    Pod(Arc<Pod>),
 }
 
 impl Object {
@@ -71,6 +76,10 @@ impl Object {
                     name: node.name.clone(),
                 },
             },
+            Self::Pod(pod) => ObjectKey {
+                kind: Kind::Pod,
+                name: pod.name.clone(),
+            },
         }
     }
 }
@@ -84,6 +93,8 @@ pub enum Content {
     Slices(Vec<Arc<Slice>>),
     /// All Nodes that the source watches.
     Nodes(Vec<Arc<Node>>),
+    /// All Pods that the source watches.
+    Pods(Vec<Arc<Pod>>),
 }
 
 /// One step of input.

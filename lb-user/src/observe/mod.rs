@@ -3,6 +3,7 @@
 //! The reading (IO) is here; what records mean is `analysis`. Memory is bounded: the reuse tracker by its capacity, the
 //! windows and histograms by the number of Services with traffic, none of which outlives its Service.
 
+pub mod clients;
 pub mod decode;
 pub mod events;
 pub mod ring;
@@ -27,7 +28,7 @@ use lb_common::{
 
 use crate::{
     analysis::{
-        calls::Calls,
+        calls::{self, Calls},
         history::Histories,
         passage::{Ends, Packet, Passages},
         ports::{Destination, Ports},
@@ -36,9 +37,10 @@ use crate::{
         window::Window,
     },
     metrics::{Buckets, families::CONNECT_EDGES},
-    model::ObjectName,
+    model::{ObjectName, Update},
     view::{EventView, Timestamp},
 };
+use clients::{Caller, Clients};
 use decode::{DecodeError, Record};
 use events::Followers;
 use sets::{AlarmChange, Sample, Watch};
@@ -81,6 +83,7 @@ impl UsableBackends {
 #[derive(Debug, Default)]
 pub struct Directory {
     known: RwLock<Known>,
+    clients: RwLock<Clients>,
 }
 
 #[derive(Debug, Default)]
@@ -92,6 +95,30 @@ struct Known {
 }
 
 impl Directory {
+    /// An empty directory of a node.
+    pub fn of_node(node: &str) -> Self {
+        Self {
+            known: RwLock::default(),
+            clients: RwLock::new(Clients::of_node(node)),
+        }
+    }
+
+    /// Takes what an update says about the node's Pods.
+    pub fn take(&self, update: &Update) {
+        // Each Pod is taken whole: a panic elsewhere leaves nothing half done.
+        self.clients.write().unwrap_or_else(PoisonError::into_inner).apply(update);
+    }
+
+    /// Who has an address, as the Pods say.
+    pub fn caller(&self, address: IpAddr) -> Option<Caller> {
+        self.clients.read().unwrap_or_else(PoisonError::into_inner).find(address)
+    }
+
+    /// How many Pods of the node are known.
+    pub fn pods(&self) -> usize {
+        self.clients.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// Files an address.
     pub fn put(&self, key: FrontendKey, service_id: u32, backend_id: u32) {
         let mut known = self.write();
@@ -156,6 +183,10 @@ const MAX_CLIENTS: usize = 16_384;
 /// Closed connections whose ports are held to be in use.
 const MAX_WAITING_PORTS: usize = 131_072;
 
+/// Network namespaces whose Pod is remembered before those without remembered calls are forgotten: twice as many as there can
+/// be calls, so that it happens seldom and always makes room.
+const MAX_HOMES: usize = 2 * calls::DEFAULT_CAPACITY;
+
 /// A set by (Service id, set id).
 pub type SetKey = (u32, u32);
 
@@ -171,6 +202,8 @@ pub struct Observation {
     stickiness: Stickiness,
     ports: Ports,
     calls: Calls<Client>,
+    /// Whose network namespaces are, by cookie.
+    homes: HashMap<u64, Caller>,
     /// Those who follow events.
     pub followers: Followers,
     /// Records taken.
@@ -197,6 +230,7 @@ impl Observation {
             stickiness: Stickiness::new(MAX_CLIENTS),
             ports: Ports::new(MAX_WAITING_PORTS),
             calls: Calls::default(),
+            homes: HashMap::new(),
             followers: Followers::default(),
             records: 0,
             packets: 0,
@@ -234,10 +268,11 @@ impl Observation {
             netns: record.netns_cookie,
             address: octets(record.client),
         };
+        self.house(&client);
         self.calls
             .note(client, service, record.outcome != outcome::ESTABLISHED, record.end_ns);
         if !self.followers.is_empty() {
-            self.tell_connection(record);
+            self.tell_connection(record, &client);
         }
         // A connection without a source port sent no packet: it used no tuple.
         if record.client_port.0 == 0 {
@@ -424,6 +459,31 @@ impl Observation {
         &self.calls
     }
 
+    /// Who a client is, where the node's Pods have told it.
+    ///
+    /// A network namespace is never another Pod's, while an address soon is. So the namespace counts first: it names a client
+    /// whose Pod is gone, and one whose connection failed before it had an address.
+    pub fn caller(&self, client: &Client) -> Option<Caller> {
+        let home = self.homes.get(&client.netns).cloned();
+        home.or_else(|| self.directory.caller(address(client.address)))
+    }
+
+    /// Notes whose network namespace a client's is. What the Pods say now corrects what they said before they knew better.
+    fn house(&mut self, client: &Client) {
+        // Without a cookie it is no namespace at all.
+        if client.netns == 0 {
+            return;
+        }
+        let Some(caller) = self.directory.caller(address(client.address)) else {
+            return;
+        };
+        if self.homes.len() >= MAX_HOMES && !self.homes.contains_key(&client.netns) {
+            let calling: BTreeSet<u64> = self.calls.iter().map(|(client, _, _)| client.netns).collect();
+            self.homes.retain(|netns, _| calling.contains(netns));
+        }
+        self.homes.insert(client.netns, caller);
+    }
+
     /// Forgets Services that are gone.
     pub fn keep_services(&mut self, keep: impl Fn(u32) -> bool) {
         self.latencies.retain(|id, _| keep(*id));
@@ -445,7 +505,7 @@ impl Observation {
         self.histories.retain(|key| keep.contains(key));
     }
 
-    fn tell_connection(&mut self, record: &ConnRecord) {
+    fn tell_connection(&mut self, record: &ConnRecord, by: &Client) {
         let Some(name) = self.directory.service(record.service_id) else {
             return;
         };
@@ -459,7 +519,7 @@ impl Observation {
             namespace: name.namespace.to_string(),
             service: name.name.to_string(),
             client: at(record.client, record.client_port),
-            workload: None,
+            workload: self.caller(by).and_then(|caller| caller.workload()),
             frontend: at(record.vip, record.vip_port),
             protocol: if record.proto == lb_common::abi::UDP {
                 "UDP"
@@ -624,6 +684,80 @@ mod tests {
             directory.find(&backend).is_some(),
             "another Service's removal does not forget it"
         );
+    }
+
+    /// A Pod of the workload of its name, at 0.0.0.`last`.
+    fn pod(name: &str, last: u8) -> Update {
+        Update::Apply(crate::model::Object::Pod(Arc::new(crate::model::Pod {
+            name: ObjectName::new("shop", name),
+            node: None,
+            ips: [IpAddr::from([0, 0, 0, last])].into(),
+            workload: crate::model::Workload {
+                kind: "Deployment".into(),
+                name: name.into(),
+            },
+            host_network: false,
+        })))
+    }
+
+    #[test]
+    fn a_namespace_stays_its_pods_when_the_address_is_anothers() {
+        let (usable, directory) = (UsableBackends::new(128), Arc::new(Directory::of_node("node-1")));
+        let mut seen = Observation::new(120_000_000_000, directory.clone());
+        let told = |seen: &Observation| -> Vec<(u64, Option<String>)> {
+            let mut told: Vec<_> = (seen.calls().iter())
+                .map(|(client, _, _)| (client.netns, seen.caller(client).and_then(|caller| caller.workload())))
+                .collect();
+            told.sort();
+            told
+        };
+        let connect = |seen: &mut Observation, netns_cookie: u64, client: u32| {
+            let record = ConnRecord {
+                netns_cookie,
+                client: if client == 0 {
+                    Addr::default()
+                } else {
+                    Addr::from_v4(client.to_be())
+                },
+                ..record(0, 0, 1_000, 2_000)
+            };
+            seen.connection(&record, &usable);
+        };
+        connect(&mut seen, 7, 1);
+        assert_eq!(told(&seen), [(7, None)], "no Pod has been told");
+        directory.take(&pod("old", 1));
+        assert_eq!(told(&seen), [(7, Some("shop/old".to_owned()))], "by its address");
+        connect(&mut seen, 7, 1);
+        // The old Pod goes, a new one gets its address; the old one's calls stay its own.
+        directory.take(&Update::Replace(crate::model::Content::Pods(Vec::new())));
+        directory.take(&pod("new", 1));
+        connect(&mut seen, 8, 1);
+        let both = [(7, Some("shop/old".to_owned())), (8, Some("shop/new".to_owned()))];
+        assert_eq!(told(&seen), both);
+        // A connection that failed before it had an address is its namespace's.
+        connect(&mut seen, 8, 0);
+        assert_eq!(told(&seen).last(), Some(&(8, Some("shop/new".to_owned()))));
+        assert_eq!(seen.calls().len(), 3);
+        connect(&mut seen, 9, 0);
+        assert_eq!(told(&seen).last(), Some(&(9, None)), "of this one nothing is known");
+    }
+
+    #[test]
+    fn namespaces_without_remembered_calls_make_room() {
+        let (usable, directory) = (UsableBackends::new(128), Arc::new(Directory::of_node("node-1")));
+        directory.take(&pod("web", 1));
+        let mut seen = Observation::new(120_000_000_000, directory);
+        for netns_cookie in 1..=3 * MAX_HOMES as u64 {
+            let record = ConnRecord {
+                netns_cookie,
+                client: Addr::from_v4(1_u32.to_be()),
+                ..record(0, 0, 1_000, 2_000)
+            };
+            seen.connection(&record, &usable);
+            assert!(seen.homes.len() <= MAX_HOMES);
+        }
+        assert!(seen.homes.len() >= calls::DEFAULT_CAPACITY);
+        assert!(seen.calls.iter().all(|(client, _, _)| seen.homes.contains_key(&client.netns)));
     }
 
     #[test]

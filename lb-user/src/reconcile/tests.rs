@@ -78,7 +78,7 @@ fn want(reconciler: &mut Reconciler<Memory>, wanted: &[Wanted<'_>]) {
         match object {
             Object::Service(service) => services.push(service),
             Object::Slice(slice) => slices.push(slice),
-            Object::Node(_) => {}
+            Object::Node(_) | Object::Pod(_) => {}
         }
     }
     reconciler.take(Update::Replace(Content::Slices(slices)));

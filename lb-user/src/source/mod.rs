@@ -1,4 +1,4 @@
-//! Where Services, EndpointSlices and Nodes come from.
+//! Where Services, EndpointSlices, Nodes and Pods come from.
 //!
 //! A source is a set of supervised loops that send [`Update`]s: a folder of manifests ([`dir`]) or the API server
 //! ([`kube`]). Whatever happens outside, a source drops nothing of what it has sent: outages, partial lists and broken

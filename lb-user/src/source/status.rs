@@ -55,7 +55,7 @@ impl Status {
         }
     }
 
-    fn update(&self, kinds: &[Kind], act: impl Fn(&mut KindStatus)) {
+    fn update(&self, kinds: &[Kind], mut act: impl FnMut(&mut KindStatus)) {
         let mut known = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
         for kind in kinds {
             act(known.entry(*kind).or_default());
@@ -83,12 +83,17 @@ impl Status {
         });
     }
 
-    /// Something went wrong; what was taken before stands.
-    pub(super) fn failed(&self, kinds: &[Kind], error: &str) {
+    /// Something went wrong; what was taken before stands. True if it is not what was wrong already.
+    pub(super) fn failed(&self, kinds: &[Kind], error: &str) -> bool {
+        let mut news = false;
         self.update(kinds, |status| {
             status.connected = false;
-            status.error = Some(error.to_owned());
             status.errors += 1;
+            if status.error.as_deref() != Some(error) {
+                status.error = Some(error.to_owned());
+                news = true;
+            }
         });
+        news
     }
 }

@@ -108,21 +108,29 @@ impl Answers for Fixture {
                 },
             },
             source: SourceView {
-                name: "dir:/etc/evenkeel/manifests".into(),
+                name: "kube".into(),
                 synced: self.ready,
                 kinds: vec![
                     KindView {
                         kind: "Service".into(),
                         objects: 2,
                         synced: Some(ago(4)),
+                        error: None,
                     },
                     KindView {
                         kind: "EndpointSlice".into(),
                         objects: 3,
                         synced: self.ready.then(|| ago(4)),
+                        error: None,
+                    },
+                    KindView {
+                        kind: "Pod".into(),
+                        objects: 0,
+                        synced: None,
+                        error: Some("the API server refused with 403: pods is forbidden".into()),
                     },
                 ],
-                last_error: None,
+                last_error: Some("the API server refused with 403: pods is forbidden".into()),
             },
             sync: SyncView {
                 last_applied: Some(ago(3)),

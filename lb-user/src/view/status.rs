@@ -96,13 +96,16 @@ pub struct SourceView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KindView {
-    /// `Service`, `EndpointSlice`, `Node`.
+    /// `Service`, `EndpointSlice`, `Node`, `Pod`.
     pub kind: String,
     /// Objects known.
     pub objects: u64,
     /// When the source last confirmed them; none before the first time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub synced: Option<Timestamp>,
+    /// What is wrong with it now; what was read before still holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// How far the wanted state has come into the kernel.

@@ -27,7 +27,7 @@ use tokio::{
 
 use super::{
     Fault, Shared,
-    store::{Page, Resource},
+    store::{Page, Resource, Selector},
 };
 
 /// A body that is sent part by part; an error cuts the connection.
@@ -87,11 +87,18 @@ async fn answer(request: Request<Incoming>, shared: &Arc<Shared>) -> Response<Pa
             (false, true) => requests.further_pages += 1,
             (false, false) => requests.lists += 1,
         }
+        if state.forbidden.contains(&resource) {
+            let plural = resource.kind().to_lowercase();
+            return status(403, "Forbidden", &format!("{plural}s is forbidden: no role lets this account list them"));
+        }
         let fault = state.fault.filter(|fault| !fault.spares_lists());
         if fault.is_some_and(|fault| fault != Fault::ContinueExpired) {
             state.struck += 1;
         }
         fault
+    };
+    let Some(selector) = Selector::parse(query.get("fieldSelector").map(String::as_str)) else {
+        return status(400, "BadRequest", "field label not supported");
     };
     let text = |content_type: &str, code: u16, text: &str| whole(code, content_type, text.to_owned());
     match fault {
@@ -103,7 +110,7 @@ async fn answer(request: Request<Incoming>, shared: &Arc<Shared>) -> Response<Pa
         Some(Fault::WrongKind) => text(
             "application/json",
             200,
-            r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"5000"},"items":[]}"#,
+            r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"5000"},"items":[]}"#,
         ),
         Some(Fault::EmptyItems) => {
             let kind = resource.kind();
@@ -125,14 +132,15 @@ async fn answer(request: Request<Incoming>, shared: &Arc<Shared>) -> Response<Pa
             } else {
                 "application/json"
             };
-            watch(resource, &query, content_type, shared)
+            watch(resource, selector, &query, content_type, shared)
         }
-        fault => list(resource, &query, fault, shared),
+        fault => list(resource, &selector, &query, fault, shared),
     }
 }
 
 fn list(
     resource: Resource,
+    selector: &Selector,
     query: &HashMap<String, String>,
     fault: Option<Fault>,
     shared: &Arc<Shared>,
@@ -152,7 +160,7 @@ fn list(
                 state.store.list_on(&token, limit)
             }
         }
-        None => Some(state.store.list(resource, name_selector(query), limit)),
+        None => Some(state.store.list(resource, selector, limit)),
     };
     let Some(Page { version, items, next }) = page else {
         return status(410, "Expired", "The provided continue parameter is too old");
@@ -173,6 +181,7 @@ fn list(
 
 fn watch(
     resource: Resource,
+    selector: Selector,
     query: &HashMap<String, String>,
     content_type: &str,
     shared: &Arc<Shared>,
@@ -201,7 +210,7 @@ fn watch(
     let (sender, response) = parts(200, content_type);
     let watch = Watch {
         resource,
-        name: name_selector(query).map(str::to_owned),
+        selector,
         version,
         bookmarks: query
             .get("allowWatchBookmarks")
@@ -216,7 +225,7 @@ fn watch(
 
 struct Watch {
     resource: Resource,
-    name: Option<String>,
+    selector: Selector,
     version: u64,
     bookmarks: bool,
     until: Instant,
@@ -273,8 +282,7 @@ impl Watch {
             if event.change == "BOOKMARK" && !self.bookmarks {
                 continue;
             }
-            let named = |name: &String| event.change == "BOOKMARK" || event.object["metadata"]["name"] == **name;
-            if !self.name.as_ref().is_none_or(named) {
+            if event.change != "BOOKMARK" && !self.selector.admits(&event.object) {
                 continue;
             }
             let text = json!({"type": event.change, "object": event.object}).to_string();
@@ -336,10 +344,6 @@ fn status(code: u16, reason: &str, message: &str) -> Response<Parts> {
         "application/json",
         status_object(code, reason, message).to_string(),
     )
-}
-
-fn name_selector(query: &HashMap<String, String>) -> Option<&str> {
-    query.get("fieldSelector")?.strip_prefix("metadata.name=")
 }
 
 /// The parameters of a query, decoded.

@@ -1,4 +1,4 @@
-//! An API server for tests: list and watch of Services, EndpointSlices and Nodes over real HTTP/1.1.
+//! An API server for tests: list and watch of Services, EndpointSlices, Nodes and Pods over real HTTP/1.1.
 //!
 //! What it proves: that a client pages through lists, resumes watches from the right version, takes bookmarks,
 //! relists after 410 (as an HTTP status and as an event), and lives through cuts, silence, refusals and nonsense. Its
@@ -6,7 +6,8 @@
 //! `MODIFIED` / `DELETED` with the object as it was last, lists that show one version over all their pages, expired
 //! versions and continue tokens after a compaction.
 //!
-//! What it cannot prove: TLS, authentication (it hands out 401 and 403 on demand alone), admission and defaulting (objects
+//! What it cannot prove: TLS, authentication (it hands out 401 and 403 on demand alone), objects that come into a selection or
+//! leave it by a change (a Pod's node is never another one), admission and defaulting (objects
 //! are stored as they are given), the timing of a real server's bookmarks, protobuf, and everything behind etcd. That
 //! the real server speaks this protocol is to be shown once against a real one.
 
@@ -61,6 +62,8 @@ struct Shared {
 struct State {
     store: Store,
     fault: Option<Fault>,
+    /// Kinds that nobody may read.
+    forbidden: std::collections::BTreeSet<Resource>,
     requests: std::collections::BTreeMap<Resource, Requests>,
     /// Requests that met the fault.
     struck: u64,
@@ -106,7 +109,7 @@ impl ApiServer {
     /// Stores an object, new or changed.
     ///
     /// # Panics
-    /// The value is no Service, EndpointSlice or Node with a name.
+    /// The value is no Service, EndpointSlice, Node or Pod with a name.
     pub fn apply(&self, object: Value) {
         self.shared.state().store.apply(object);
         self.shared.wake();
@@ -165,6 +168,16 @@ impl ApiServer {
             self.accept(socket.listen(64).expect("a listener"));
         }
         self.shared.wake();
+    }
+
+    /// From now on, refuses one kind with 403, as without the right to read it; or no longer.
+    pub fn forbid(&self, resource: Resource, forbidden: bool) {
+        let mut state = self.shared.state();
+        if forbidden {
+            state.forbidden.insert(resource);
+        } else {
+            state.forbidden.remove(&resource);
+        }
     }
 
     /// How many requests met the present or an earlier fault. Refused connections do not count: nobody sees them.

@@ -13,15 +13,21 @@ pub enum Resource {
     Slices,
     /// `/api/v1/nodes`.
     Nodes,
+    /// `/api/v1/pods`.
+    Pods,
 }
 
 impl Resource {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Services, Self::Slices, Self::Nodes, Self::Pods];
+
     /// The collection at a path.
     pub(super) fn at(path: &str) -> Option<Self> {
         match path {
             "/api/v1/services" => Some(Self::Services),
             "/apis/discovery.k8s.io/v1/endpointslices" => Some(Self::Slices),
             "/api/v1/nodes" => Some(Self::Nodes),
+            "/api/v1/pods" => Some(Self::Pods),
             _ => None,
         }
     }
@@ -32,21 +38,53 @@ impl Resource {
             Self::Services => "Service",
             Self::Slices => "EndpointSlice",
             Self::Nodes => "Node",
+            Self::Pods => "Pod",
         }
     }
 
     /// The API version of the collection's objects.
     pub fn api_version(self) -> &'static str {
         match self {
-            Self::Services | Self::Nodes => "v1",
+            Self::Services | Self::Nodes | Self::Pods => "v1",
             Self::Slices => "discovery.k8s.io/v1",
         }
     }
 
     fn of(object: &Value) -> Option<Self> {
-        [Self::Services, Self::Slices, Self::Nodes]
+        Self::ALL
             .into_iter()
             .find(|resource| object["kind"] == resource.kind())
+    }
+}
+
+/// What a request's `fieldSelector` admits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Selector {
+    /// Everything.
+    All,
+    /// `metadata.name=`
+    Name(String),
+    /// `spec.nodeName=`
+    Node(String),
+}
+
+impl Selector {
+    /// Reads a selector; `None` if it is one that this server does not know.
+    pub(super) fn parse(text: Option<&str>) -> Option<Self> {
+        match text.map(|text| text.split_once('=')) {
+            None => Some(Self::All),
+            Some(Some(("metadata.name", name))) => Some(Self::Name(name.to_owned())),
+            Some(Some(("spec.nodeName", node))) => Some(Self::Node(node.to_owned())),
+            Some(_) => None,
+        }
+    }
+
+    pub(super) fn admits(&self, object: &Value) -> bool {
+        match self {
+            Self::All => true,
+            Self::Name(name) => object["metadata"]["name"] == **name,
+            Self::Node(node) => object["spec"]["nodeName"] == **node,
+        }
     }
 }
 
@@ -95,7 +133,7 @@ impl Default for Store {
 
 impl Store {
     pub(super) fn apply(&mut self, mut object: Value) {
-        let resource = Resource::of(&object).expect("a Service, an EndpointSlice or a Node");
+        let resource = Resource::of(&object).expect("a Service, an EndpointSlice, a Node or a Pod");
         let name = object["metadata"]["name"].as_str().expect("a name").to_owned();
         let namespace = match resource {
             Resource::Nodes => String::new(),
@@ -132,7 +170,7 @@ impl Store {
     pub(super) fn bookmark(&mut self) {
         // Something that nobody watches happened: the counter went on.
         self.version += 1;
-        for resource in [Resource::Services, Resource::Slices, Resource::Nodes] {
+        for resource in Resource::ALL {
             self.history.push(Event {
                 version: self.version,
                 resource,
@@ -183,9 +221,9 @@ impl Store {
     }
 
     /// The first page of a list.
-    pub(super) fn list(&mut self, resource: Resource, name: Option<&str>, limit: usize) -> Page {
+    pub(super) fn list(&mut self, resource: Resource, selector: &Selector, limit: usize) -> Page {
         let mut items = self.objects(resource);
-        items.retain(|item| name.is_none_or(|name| item["metadata"]["name"] == name));
+        items.retain(|item| selector.admits(item));
         for item in &mut items {
             // The items of a typed list do not say what they are.
             if let Some(item) = item.as_object_mut() {

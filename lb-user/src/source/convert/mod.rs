@@ -7,6 +7,7 @@
 
 mod names;
 mod node;
+mod pod;
 mod service;
 mod slice;
 #[cfg(test)]
@@ -16,7 +17,7 @@ use std::{fmt::Display, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-pub use self::names::Names;
+pub use self::{names::Names, pod::PodObject};
 use crate::model::{Kind, Object, ObjectKey, ObjectName, Problem, Protocol};
 
 /// The label that names the proxy a Service is meant for (C1).
@@ -74,6 +75,13 @@ impl Converter<'_> {
     pub fn node(&mut self, node: &k8s_openapi::api::core::v1::Node) -> Converted {
         self.object(Kind::Node, &node.metadata, |edge, names, name, _| {
             Some(Object::Node(Arc::new(node::convert(edge, names, name, node))))
+        })
+    }
+
+    /// Converts a Pod; one that has ended, or has no address yet, is nobody's client.
+    pub fn pod(&mut self, pod: &PodObject) -> Converted {
+        self.object(Kind::Pod, &pod.metadata, |edge, names, name, _| {
+            pod::convert(edge, names, name, pod).map(|pod| Object::Pod(Arc::new(pod)))
         })
     }
 

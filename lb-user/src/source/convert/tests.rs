@@ -202,6 +202,107 @@ fn a_node_is_read() {
     assert!(node.leaving, "C22: tainted by the autoscaler");
 }
 
+fn pod(object: serde_json::Value) -> Converted {
+    let object: PodObject = serde_json::from_value(object).expect("a Pod");
+    converted(|converter| converter.pod(&object))
+}
+
+/// A Pod of an owner, made at 2024-05-01T10:20:30Z (28,575,980 minutes since the epoch).
+fn owned(kind: &str, name: &str, labels: &serde_json::Value) -> serde_json::Value {
+    serde_json::json!({
+        "metadata": {
+            "name": "a-pod", "namespace": "shop", "labels": labels, "creationTimestamp": "2024-05-01T10:20:30Z",
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "ConfigMap", "name": "by-the-way", "uid": "1"},
+                {"apiVersion": "v1", "kind": kind, "name": name, "uid": "2", "controller": true},
+            ],
+        },
+        "status": {"podIP": "10.0.0.1"},
+    })
+}
+
+#[test]
+fn a_pods_workload_is_what_people_wrote() {
+    let hash = serde_json::json!({"pod-template-hash": "6d4cf56db6"});
+    let rollout = serde_json::json!({"rollouts-pod-template-hash": "6d4cf56db6"});
+    let (none, empty) = (serde_json::json!({}), serde_json::json!({"pod-template-hash": ""}));
+    for (kind, name, labels, workload, why) in [
+        ("ReplicaSet", "web-6d4cf56db6", &hash, "Deployment web", "the label tells the hash"),
+        ("ReplicaSet", "web-a-6d4cf56db6", &hash, "Deployment web-a", "names have dashes too"),
+        ("ReplicaSet", "web-6d4cf56db6", &rollout, "Rollout web", "so do rollouts"),
+        ("ReplicaSet", "web-front", &hash, "ReplicaSet web-front", "the hash is another one's"),
+        ("ReplicaSet", "web6d4cf56db6", &hash, "ReplicaSet web6d4cf56db6", "no dash before it"),
+        ("ReplicaSet", "-6d4cf56db6", &hash, "ReplicaSet -6d4cf56db6", "nothing before it"),
+        ("ReplicaSet", "web-", &empty, "ReplicaSet web-", "no hash at all"),
+        ("ReplicaSet", "web-6d4cf56db6", &none, "ReplicaSet web-6d4cf56db6", "made by hand"),
+        ("Job", "sweep-28575980", &none, "CronJob sweep", "this very minute"),
+        ("Job", "sweep-all-28575000", &none, "CronJob sweep-all", "started late, or again"),
+        ("Job", "sweep-28575990", &none, "Job sweep-28575990", "a moment yet to come"),
+        ("Job", "sweep-20240501", &none, "Job sweep-20240501", "a date"),
+        ("Job", "sweep-2857598", &none, "Job sweep-2857598", "too short"),
+        ("Job", "sweep-+2857598", &none, "Job sweep-+2857598", "a sign"),
+        ("Job", "-28575980", &none, "Job -28575980", "nothing before it"),
+        ("Job", "import", &none, "Job import", "a plain one"),
+        ("StatefulSet", "db", &none, "StatefulSet db", "as it is"),
+        ("DaemonSet", "dns", &none, "DaemonSet dns", "as it is"),
+        ("Tenant", "minio", &none, "Tenant minio", "a kind of somebody's own"),
+    ] {
+        let Some(Object::Pod(pod)) = pod(owned(kind, name, labels)).object else {
+            panic!("a Pod is wanted for {name}");
+        };
+        assert_eq!(format!("{} {}", pod.workload.kind, pod.workload.name), workload, "{why}");
+        assert_eq!(pod.name, ObjectName::new("shop", "a-pod"));
+    }
+
+    let mut unborn = owned("Job", "sweep-28575980", &none);
+    unborn["metadata"]["creationTimestamp"] = serde_json::Value::Null;
+    let mut unled = owned("StatefulSet", "db", &none);
+    unled["metadata"]["ownerReferences"][1]["controller"] = serde_json::Value::Null;
+    for (object, kind, name) in [(unborn, "Job", "sweep-28575980"), (unled, "Pod", "a-pod")] {
+        let Some(Object::Pod(pod)) = pod(object).object else {
+            panic!("a Pod is wanted for {name}");
+        };
+        assert_eq!((&*pod.workload.kind, &*pod.workload.name), (kind, name));
+    }
+}
+
+#[test]
+fn a_pod_without_an_address_of_its_own_is_no_client() {
+    let with = |spec: serde_json::Value, status: serde_json::Value| {
+        let converted = pod(serde_json::json!({"metadata": {"name": "a-pod"}, "spec": spec, "status": status}));
+        assert!(converted.key.is_some(), "it is named, so that what was known of it goes");
+        let said = converted.problems.iter().map(|problem| problem.field.clone()).collect::<Vec<_>>();
+        let ips = converted.object.map(|object| match object {
+            Object::Pod(pod) => (pod.ips.iter().map(ToString::to_string).collect::<Vec<_>>(), pod.host_network),
+            other => panic!("a Pod is wanted, found {other:?}"),
+        });
+        (ips.map(|(ips, host)| (ips.join(" "), host)), said.join(" "))
+    };
+    let (null, both) = (
+        serde_json::Value::Null,
+        serde_json::json!({"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]}),
+    );
+    let known = |ips: &str, host: bool| Some((ips.to_owned(), host));
+    assert_eq!(with(null.clone(), both.clone()), (known("10.0.0.1 fd00::1", false), String::new()));
+    for phase in ["Pending", "Running", "Unknown"] {
+        let status = serde_json::json!({"phase": phase, "podIP": "10.0.0.1"});
+        assert_eq!(with(null.clone(), status).0, known("10.0.0.1", false), "{phase}");
+    }
+    for phase in ["Succeeded", "Failed"] {
+        let mut ended = both.clone();
+        ended["phase"] = phase.into();
+        assert_eq!(with(null.clone(), ended), (None, String::new()), "{phase}");
+    }
+    for nothing in [null.clone(), serde_json::json!({}), serde_json::json!({"podIP": "", "podIPs": []})] {
+        assert_eq!(with(null.clone(), nothing), (None, String::new()));
+    }
+    let bad = serde_json::json!({"podIPs": [{"ip": "127.0.0.1"}, {"ip": "10.0.0.1"}, {}]});
+    assert_eq!(with(null.clone(), bad), (known("10.0.0.1", false), "status.podIPs[0].ip".to_owned()));
+    assert_eq!(with(null, serde_json::json!({"podIP": "ten"})), (None, "status.podIP".to_owned()));
+    let host = serde_json::json!({"hostNetwork": true, "nodeName": "node-1"});
+    assert_eq!(with(host, both).0, known("10.0.0.1 fd00::1", true));
+}
+
 #[test]
 fn long_texts_are_quoted_short() {
     assert_eq!(quote("a\"b"), r#""a\"b""#);

@@ -110,12 +110,13 @@ impl Folder {
 
     /// Everything, as a source says it first.
     pub(super) fn publish(&self) -> Vec<Update> {
-        let (mut services, mut slices, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut services, mut slices, mut nodes, mut pods) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for key in self.holders.keys() {
             match self.effective(key).cloned() {
                 Some(Object::Service(service)) => services.push(service),
                 Some(Object::Slice(slice)) => slices.push(slice),
                 Some(Object::Node(node)) => nodes.push(node),
+                Some(Object::Pod(pod)) => pods.push(pod),
                 None => {}
             }
         }
@@ -123,9 +124,11 @@ impl Folder {
             Update::Replace(Content::Services(services)),
             Update::Replace(Content::Slices(slices)),
             Update::Replace(Content::Nodes(nodes)),
+            Update::Replace(Content::Pods(pods)),
             Update::Synced(Kind::Service),
             Update::Synced(Kind::Slice),
             Update::Synced(Kind::Node),
+            Update::Synced(Kind::Pod),
         ]
     }
 

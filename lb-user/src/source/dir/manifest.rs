@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::tree::{self, Located, Tree, Unlocated, Value};
 use crate::{
     model::{Kind, Object, ObjectKey, Problem},
-    source::convert::{Converted, Converter, Names, object_label, quote},
+    source::convert::{Converted, Converter, Names, PodObject, object_label, quote},
 };
 
 /// Lists of lists of lists are nobody's honest manifest.
@@ -180,11 +180,12 @@ impl<'a> Reading<'a> {
             return self.report(tree.line, "(document)", missing, message);
         };
         match (version, kind) {
-            ("v1", "List" | "ServiceList" | "NodeList") | ("discovery.k8s.io/v1", "EndpointSliceList") => {
+            ("v1", "List" | "ServiceList" | "NodeList" | "PodList") | ("discovery.k8s.io/v1", "EndpointSliceList") => {
                 self.list(tree, kind, depth);
             }
             ("v1", "Service") => self.object::<core::Service>(tree, Kind::Service, |c, o| c.service(o)),
             ("v1", "Node") => self.object::<core::Node>(tree, Kind::Node, |c, o| c.node(o)),
+            ("v1", "Pod") => self.object::<PodObject>(tree, Kind::Pod, |c, o| c.pod(o)),
             ("discovery.k8s.io/v1", "EndpointSlice") => {
                 self.object::<discovery::EndpointSlice>(tree, Kind::Slice, |c, o| c.slice(o));
             }

@@ -46,7 +46,7 @@ pub fn read_manifest(file: &str, text: &[u8], names: &mut Names) -> Result<(Vec<
 }
 
 /// The kinds that a folder holds.
-const KINDS: [Kind; 3] = [Kind::Service, Kind::Slice, Kind::Node];
+const KINDS: [Kind; 4] = [Kind::Service, Kind::Slice, Kind::Node, Kind::Pod];
 /// How long events are gathered before files are read: a change of many files is one change.
 const GATHER: Duration = Duration::from_millis(10);
 /// How often everything is looked at, whether or not an event came.

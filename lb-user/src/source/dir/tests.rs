@@ -12,6 +12,7 @@ use super::*;
 use crate::{
     desired::{Config, Desired, NodePortAddresses},
     model::{ObjectName, Update},
+    observe::clients::Clients,
 };
 
 const WEB: &str = "\
@@ -40,6 +41,7 @@ struct Lab {
     cancel: CancellationToken,
     running: Running,
     desired: Desired,
+    clients: Clients,
 }
 
 impl Lab {
@@ -58,6 +60,7 @@ impl Lab {
             cancel,
             running,
             desired,
+            clients: Clients::of_node("node-1"),
         }
     }
 
@@ -100,7 +103,9 @@ impl Lab {
                     self.problems()
                 );
             };
-            self.desired.apply(update.expect("the source goes on"));
+            let update = update.expect("the source goes on");
+            self.clients.apply(&update);
+            self.desired.apply(update);
         }
     }
 
@@ -110,6 +115,36 @@ impl Lab {
             task.await.expect("the loop ends in peace");
         }
     }
+}
+
+#[tokio::test]
+async fn pods_come_change_and_go_with_their_file() {
+    let mut lab = Lab::new();
+    lab.until("an empty folder syncs", |lab| lab.desired.synced()).await;
+    let pod = |phase: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: client, namespace: shop}}\nstatus: {{phase: {phase}, podIP: \
+             10.244.1.7}}\n"
+        )
+    };
+    let callers = |lab: &Lab| -> Option<String> {
+        lab.clients
+            .find([10, 244, 1, 7].into())
+            .and_then(|caller| caller.workload())
+    };
+    for _ in 0..2 {
+        lab.write("client.yaml", &pod("Running"));
+        lab.until("the Pod is known", |lab| callers(lab).as_deref() == Some("shop/client"))
+            .await;
+        lab.write("client.yaml", &pod("Succeeded"));
+        lab.until("the Pod has ended", |lab| callers(lab).is_none()).await;
+    }
+    lab.write("client.yaml", &pod("Running"));
+    lab.until("the Pod is known", |lab| callers(lab).is_some()).await;
+    fs::remove_file(lab.path("client.yaml")).expect("the file is there");
+    lab.until("the Pod is gone", |lab| callers(lab).is_none()).await;
+    assert_eq!(lab.problems(), "");
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -391,11 +426,22 @@ items:
 - metadata: {name: node-1, labels: {topology.kubernetes.io/zone: a}}
   status: {addresses: [{type: InternalIP, address: 192.168.0.1}, {type: Hostname, address: node-1}]}
 ---
+apiVersion: v1
+kind: PodList
+items:
+- metadata:
+    name: nginx-6d4cf56db6-x7k2p
+    namespace: shop
+    labels: {pod-template-hash: 6d4cf56db6}
+    ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: nginx-6d4cf56db6, uid: abc, controller: true}]
+  spec: {nodeName: node-1, containers: [{name: nginx, image: nginx}]}
+  status: {phase: Running, podIP: 10.244.1.7, podIPs: [{ip: 10.244.1.7}], hostIP: 192.168.0.1}
+---
 ";
         let manifest = yaml(text);
         assert_eq!(said(&manifest), Vec::<String>::new());
         let kinds: Vec<Kind> = manifest.objects.keys().map(|key| key.kind).collect();
-        assert_eq!(kinds, [Kind::Service, Kind::Slice, Kind::Node]);
+        assert_eq!(kinds, [Kind::Service, Kind::Slice, Kind::Node, Kind::Pod]);
         for object in manifest.objects.values() {
             match object {
                 Object::Service(service) => {
@@ -405,6 +451,7 @@ items:
                 }
                 Object::Slice(slice) => assert_eq!(slice.endpoints[0].zone.as_deref(), Some("a")),
                 Object::Node(node) => assert_eq!(node.internal_ips.len(), 1),
+                Object::Pod(pod) => assert_eq!(&*pod.workload.name, "nginx"),
             }
         }
     }

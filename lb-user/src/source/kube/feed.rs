@@ -109,8 +109,10 @@ impl Feed {
                 Err(TryError::Feed(error)) => return Err(error),
             };
             if let Some(error) = error {
-                self.status.failed(&[self.kind], &error.to_string());
-                tracing::warn!(kind = self.kind.as_str(), %error, "the API server cannot be followed just now");
+                // A refusal may last for ever (a right that was never granted): it is told once, not at every try.
+                if self.status.failed(&[self.kind], &error.to_string()) {
+                    tracing::warn!(kind = self.kind.as_str(), %error, "the API server cannot be followed just now");
+                }
                 if error.needs_list() || position.fruitless >= MOST_FRUITLESS {
                     position.version = None;
                     position.fruitless = 0;
@@ -281,17 +283,19 @@ fn subject(kind: Kind, key: Option<&ObjectKey>) -> Arc<str> {
 }
 
 fn content(kind: Kind, objects: Vec<Object>) -> Content {
-    let (mut services, mut slices, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut services, mut slices, mut nodes, mut pods) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for object in objects {
         match object {
             Object::Service(service) => services.push(service),
             Object::Slice(slice) => slices.push(slice),
             Object::Node(node) => nodes.push(node),
+            Object::Pod(pod) => pods.push(pod),
         }
     }
     match kind {
         Kind::Slice => Content::Slices(slices),
         Kind::Node => Content::Nodes(nodes),
+        Kind::Pod => Content::Pods(pods),
         Kind::Service | Kind::Addresses => Content::Services(services),
     }
 }

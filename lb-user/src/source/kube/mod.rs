@@ -18,8 +18,8 @@ use self::feed::Feed;
 use super::{CHANNEL, Running, Source, Status};
 use crate::{model::Kind, supervise::supervise};
 
-/// The kinds that are watched: all Services, all EndpointSlices, and this node's own Node.
-const KINDS: [Kind; 3] = [Kind::Service, Kind::Slice, Kind::Node];
+/// The kinds that are watched: all Services, all EndpointSlices, this node's own Node, and the Pods on it.
+const KINDS: [Kind; 4] = [Kind::Service, Kind::Slice, Kind::Node, Kind::Pod];
 
 /// How to reach the API server, and what to ask it.
 #[derive(Clone, Debug, Default)]

@@ -13,7 +13,7 @@ use serde::{
 
 use crate::{
     model::{Kind, ObjectKey, ObjectName, Problem},
-    source::convert::{Converted, Converter, object_label},
+    source::convert::{Converted, Converter, PodObject, object_label},
 };
 
 /// What a page says beside its items.
@@ -114,6 +114,7 @@ fn read_item(object: &serde_json::Value, kind: Kind, converter: &mut Converter<'
     let converted = match kind {
         Kind::Slice => discovery::EndpointSlice::deserialize(object).map(|slice| converter.slice(&slice)),
         Kind::Node => core::Node::deserialize(object).map(|node| converter.node(&node)),
+        Kind::Pod => PodObject::deserialize(object).map(|pod| converter.pod(&pod)),
         Kind::Service | Kind::Addresses => {
             core::Service::deserialize(object).map(|service| converter.service(&service))
         }
