@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod apiserver;
 pub mod bench;
+pub mod beside;
 pub mod bpf;
 pub mod datapath;
 pub mod golden;

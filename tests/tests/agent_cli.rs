@@ -324,7 +324,7 @@ fn exit_codes(node: &Node) -> Result<()> {
         must(out.is_empty() && !err.is_empty(), || format!("{verb:?}: {out}{err}"))?;
     }
     // A link that is lost is a problem until it is repaired.
-    let link = node.pins().join("1/link-connect4");
+    let link = node.own_pins().join("link-connect4");
     until("a problem to be told", || {
         // Between a repair's removal and its new pin there is nothing to detach.
         let _ = bpf::detach_pinned_link(&link);

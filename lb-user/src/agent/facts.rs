@@ -16,6 +16,7 @@ use crate::{
         settings::{self, Setting, Sysctls},
         table::Table,
     },
+    observe::monotonic_ns,
     reconcile::Reconciler,
     view::Mode,
 };
@@ -31,6 +32,8 @@ pub(super) const USUAL_PORTS: u32 = 28_232;
 #[derive(Debug)]
 pub(super) struct Facts {
     read: Instant,
+    /// The same on the clock of the observation: before anything was read.
+    read_ns: u64,
     /// When the proxy was looked for.
     looked: Instant,
     /// Who translates Services.
@@ -48,6 +51,7 @@ pub(super) struct Facts {
 impl Facts {
     /// Reads anew what may have changed since `before`.
     fn read(shared: &Shared, frontends: &HashSet<SocketAddr>, before: Option<&Self>) -> Self {
+        let read_ns = monotonic_ns();
         let known = before.filter(|before| before.looked.elapsed() < SAME_PROXY && before.proxy.kind != Kind::Unseen);
         let (looked, proxy) = match known {
             Some(known) => (known.looked, known.proxy.clone()),
@@ -61,6 +65,7 @@ impl Facts {
         let sysctls = Sysctls::read();
         Self {
             read: Instant::now(),
+            read_ns,
             looked,
             table,
             settings: settings::judge(&sysctls, proxy.kind),
@@ -84,12 +89,15 @@ fn frontends(reconciler: &Reconciler) -> HashSet<SocketAddr> {
 }
 
 impl Shared {
-    /// What the node says now, or said a few seconds ago. Reads files and asks the kernel: call it where blocking is allowed,
+    /// What the node says now, or said a few seconds ago, but never before the youngest alarm: a table that is older than an
+    /// endpoint would say that the proxy does not have it. Reads files and asks the kernel: call it where blocking is allowed,
     /// and without any lock.
     pub(super) fn fresh_facts(&self) -> Arc<Facts> {
+        let raised_ns = lock(&self.observation).last_raised_ns();
         let mut held = lock(&self.facts);
         if let Some(facts) = held.as_ref()
             && facts.read.elapsed() < FRESH
+            && facts.read_ns > raised_ns
         {
             return facts.clone();
         }

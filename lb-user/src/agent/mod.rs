@@ -246,7 +246,7 @@ async fn serve(config: Config) -> Result<()> {
         LogLevel::Trace => aya_log::EbpfLogger::init(&mut programs.object).ok(),
         _ => None,
     };
-    let probe = Arc::new(probe::Probe::listen(config.mode).context("listen for the self-probe")?);
+    let probe = Arc::new(probe::Probe::new(config.mode).context("listen for the self-probe")?);
     reconciler.add_own(probe.service());
     let directory = Arc::new(Directory::of_node(&config.node_name));
     reconciler.keep_directory(directory.clone());

@@ -1,9 +1,9 @@
 //! The self-probe: a connection of the agent's own through the datapath.
 //!
-//! The agent listens on loopback and is a Service of its own: in balance mode behind a loopback address that nobody
-//! listens on, so that only a translated connection arrives; in observe mode behind the listener's own address. Either
-//! way the Service's counter must move. An agent whose programs are attached to a cgroup that it does not live in
-//! cannot probe; it says so.
+//! The probe is a Service of the agent's own, behind a loopback address that nobody listens on. In balance mode the agent
+//! listens elsewhere on loopback, so that only a translated connection arrives. In observe mode it listens nowhere: the dial
+//! is refused, and that the programs saw it is what counts. Either way the Service's counter must move. An agent whose
+//! programs are attached to a cgroup that it does not live in cannot probe; it says so.
 
 use std::{
     fs,
@@ -23,35 +23,28 @@ use crate::{
     view::Mode,
 };
 
-/// The address that the probe dials in balance mode. Untranslated it leads to loopback, where nobody listens.
+/// The address that the probe dials. Untranslated it leads to loopback, where nobody listens.
 const DIALLED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 255, 77, 1));
 const DIALLED_PORT: NonZeroU16 = NonZeroU16::new(7).expect("seven is not zero");
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Sent by the listener, so that the probe knows whom it reached.
 const GREETING: u8 = 0xe7;
 
-/// The listening side of the probe.
+/// What the probe dials, and who answers.
 #[derive(Debug)]
 pub(super) struct Probe {
-    listener: SocketAddr,
-    mode: Mode,
+    /// The agent's own listener; none in observe mode, which opens none.
+    listener: Option<SocketAddr>,
 }
 
 impl Probe {
-    /// Listens on loopback; the listener's thread ends with the process.
-    pub(super) fn listen(mode: Mode) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let address = listener.local_addr()?;
-        thread::Builder::new().name("self-probe".to_owned()).spawn(move || {
-            for peer in listener.incoming().flatten() {
-                let _ = peer.set_write_timeout(Some(PATIENCE));
-                let _ = io::Write::write_all(&mut &peer, &[GREETING]);
-            }
-        })?;
-        Ok(Self {
-            listener: address,
-            mode,
-        })
+    /// Makes the probe of a mode; in balance mode it listens on loopback, on a thread that ends with the process.
+    pub(super) fn new(mode: Mode) -> io::Result<Self> {
+        let listener = match mode {
+            Mode::Balance => Some(listen()?),
+            Mode::Observe => None,
+        };
+        Ok(Self { listener })
     }
 
     /// The Service's name; no object of Kubernetes can have it.
@@ -61,16 +54,21 @@ impl Probe {
 
     /// What the probe wants in the kernel.
     pub(super) fn service(&self) -> DesiredService {
-        let port = NonZeroU16::new(self.listener.port()).unwrap_or(NonZeroU16::MIN);
-        let (addr, dialled) = match self.mode {
-            Mode::Balance => (DIALLED, DIALLED_PORT),
-            Mode::Observe => (self.listener.ip(), port),
-        };
+        let members = (self.listener)
+            .and_then(|listener| {
+                Some(Member {
+                    addr: listener.ip(),
+                    port: NonZeroU16::new(listener.port())?,
+                    weight: 1,
+                })
+            })
+            .into_iter()
+            .collect();
         DesiredService {
             name: Self::name(),
             frontends: vec![Frontend {
-                addr,
-                port: dialled,
+                addr: DIALLED,
+                port: DIALLED_PORT,
                 protocol: Protocol::Tcp,
                 kind: FrontendKind::ClusterIp,
                 set: 0,
@@ -84,22 +82,20 @@ impl Probe {
                     ipv6: false,
                     scope: Scope::Cluster,
                 },
-                members: vec![Member {
-                    addr: self.listener.ip(),
-                    port,
-                    weight: 1,
-                }],
+                members,
                 draining: Vec::new(),
             }],
         }
     }
 
-    /// Makes one connection; an error is a sentence.
+    /// Makes one connection; an error is a sentence. Whether the programs saw it is for the caller to ask.
     pub(super) fn connect(&self) -> Result<(), String> {
-        let target = match self.mode {
-            Mode::Balance => SocketAddr::new(DIALLED, DIALLED_PORT.get()),
-            Mode::Observe => self.listener,
-        };
+        let target = SocketAddr::new(DIALLED, DIALLED_PORT.get());
+        if self.listener.is_none() {
+            // It is refused, or met by whoever listens on all of loopback: neither says anything.
+            let _ = TcpStream::connect_timeout(&target, PATIENCE);
+            return Ok(());
+        }
         let mut stream = TcpStream::connect_timeout(&target, PATIENCE)
             .map_err(|error| format!("the self-probe's connection to {target} was not translated: {error}"))?;
         let mut greeting = [0];
@@ -114,6 +110,19 @@ impl Probe {
             )),
         }
     }
+}
+
+/// Greets everybody who comes, for as long as the process lives.
+fn listen() -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let address = listener.local_addr()?;
+    thread::Builder::new().name("self-probe".to_owned()).spawn(move || {
+        for peer in listener.incoming().flatten() {
+            let _ = peer.set_write_timeout(Some(PATIENCE));
+            let _ = io::Write::write_all(&mut &peer, &[GREETING]);
+        }
+    })?;
+    Ok(address)
 }
 
 /// Whether this process's sockets pass through programs that are attached to `cgroup`; `None` where nobody can tell.

@@ -414,6 +414,12 @@ impl Observation {
             .map(|((_, set), watch)| (*set, watch))
     }
 
+    /// When the youngest of the alarms that hold was raised, nanoseconds of the monotonic clock; 0 without any.
+    pub fn last_raised_ns(&self) -> u64 {
+        let alarms = self.sets.values().flat_map(Watch::alarms);
+        alarms.map(|alarm| alarm.raised_ns).max().unwrap_or(0)
+    }
+
     /// The watch of a set.
     pub fn watch(&self, key: SetKey) -> Option<&Watch> {
         self.sets.get(&key)

@@ -21,6 +21,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use lb_common::abi::ABI_VERSION;
 use lb_user::lab::{
     Child, ChildCgroup, Netns, Server,
     client::{self, Attempt, Failure, Load, Way},
@@ -136,6 +137,11 @@ impl Node {
     /// The folder of this test's pins.
     pub fn pins(&self) -> PathBuf {
         Path::new(BPFFS).join(&self.pin_name)
+    }
+
+    /// The folder of the pins of this build's own version.
+    pub fn own_pins(&self) -> PathBuf {
+        self.pins().join(ABI_VERSION.to_string())
     }
 
     /// The name of the folder of pins.

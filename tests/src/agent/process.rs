@@ -15,7 +15,10 @@ use anyhow::{Context, Result, bail};
 use lb_user::{
     control,
     lab::{Child, Netns},
-    view::{Answer, BackendView, MapDumpView, Query, ReuseView, ServiceFilter, ServiceView, StatusView, TableView},
+    view::{
+        Answer, BackendView, DiagnosisView, MapDumpView, Query, ReuseView, ServiceFilter, ServiceView, StatusView,
+        TableView,
+    },
 };
 
 use super::{METRICS, PATIENCE, must, until};
@@ -160,6 +163,21 @@ impl Agent {
         })? {
             Answer::BackendList { items } => Ok(items),
             other => bail!("not backends: {other:?}"),
+        }
+    }
+
+    /// The verdict on the one set of a Service of the namespace `default`.
+    ///
+    /// # Errors
+    /// Why there is no answer, or that the Service has several sets.
+    pub fn diagnosis(&self, name: &str) -> Result<DiagnosisView> {
+        let filter = ServiceFilter {
+            namespace: Some("default".to_owned()),
+            name: Some(name.to_owned()),
+        };
+        match self.ask(&Query::Diagnose { filter })? {
+            Answer::DiagnosisList { mut items, .. } if items.len() == 1 => Ok(items.swap_remove(0)),
+            other => bail!("not one diagnosis: {other:?}"),
         }
     }
 

@@ -87,7 +87,7 @@ pub fn only_following(node: &Node) -> Result<()> {
             format!("{attached:?} are attached")
         })
     })?;
-    let mut links: Vec<String> = fs::read_dir(node.pins().join("1"))?
+    let mut links: Vec<String> = fs::read_dir(node.own_pins())?
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
         .collect::<Result<_>>()?;
     links.retain(|name| name.starts_with("link-"));
@@ -102,7 +102,7 @@ pub fn only_following(node: &Node) -> Result<()> {
 /// # Errors
 /// Where it cannot be opened.
 pub fn pinned_map(node: &Node, name: &str) -> Result<MapData> {
-    Ok(MapData::from_pin(node.pins().join("1").join(name))?)
+    Ok(MapData::from_pin(node.own_pins().join(name))?)
 }
 
 /// A state map of the agent that is an array.

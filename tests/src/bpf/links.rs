@@ -69,6 +69,23 @@ pub fn attached(cgroup: &Path, hook: bpf_attach_type) -> io::Result<u32> {
     Ok(unsafe { attr.query.__bindgen_anon_2.prog_cnt })
 }
 
+/// How many programs are attached to an interface of the calling thread's namespace by TCX (from 6.6 on; below, none can be).
+///
+/// # Errors
+/// The kernel's.
+pub fn attached_to_interface(index: u32, hook: bpf_attach_type) -> io::Result<u32> {
+    let mut attr = zeroed();
+    attr.query.__bindgen_anon_1.target_ifindex = index;
+    attr.query.attach_type = hook as u32;
+    match bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr) {
+        // SAFETY: as above.
+        Ok(_) => Ok(unsafe { attr.query.__bindgen_anon_2.prog_cnt }),
+        // A kernel without TCX does not know the hook; one with it, an interface that never had a program.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
 /// The names of the hooks at which programs are attached to a cgroup itself, in the order of [`HOOKS`].
 ///
 /// # Errors

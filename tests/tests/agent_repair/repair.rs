@@ -29,7 +29,7 @@ pub(super) fn lost_link(node: &Node) -> Result<()> {
     let _servers = serve_all(node, Manner::Greet)?;
     write_web(node, &BACKENDS)?;
     let agent = node.start(&[])?;
-    let link = node.pins().join("1/link-connect4");
+    let link = node.own_pins().join("link-connect4");
 
     let lost = Instant::now();
     fs::remove_file(&link)?;
@@ -41,7 +41,7 @@ pub(super) fn lost_link(node: &Node) -> Result<()> {
     })?;
     let lost = Instant::now();
     bpf::detach_pinned_link(&link)?;
-    bpf::detach_pinned_link(&node.pins().join("1/link-getpeername6"))?;
+    bpf::detach_pinned_link(&node.own_pins().join("link-getpeername6"))?;
     until("the detached links", || {
         let attached = bpf::attached_hooks(node.cgroup().path())?;
         must(attached.len() == bpf::HOOKS.len(), || {
@@ -163,7 +163,7 @@ pub(super) fn damaged_contents(node: &Node) -> Result<()> {
     for (what, damage) in damages {
         damage().with_context(|| what.to_owned())?;
         // The contents are looked at each minute, and at once when a link was lost.
-        fs::remove_file(node.pins().join("1/link-sock_release"))?;
+        fs::remove_file(node.own_pins().join("link-sock_release"))?;
         let now = until(what, || {
             let now = agent.status()?.sync.repairs;
             must(now >= repairs + 2, || format!("{now} repairs after {repairs}"))?;

@@ -101,7 +101,7 @@ pub(super) fn readiness(node: &Node) -> Result<()> {
     })?;
 
     // Links that are lost again and again: the probe sees it between two repairs.
-    let links = ["link-connect4", "link-sock_ops"].map(|name| node.pins().join("1").join(name));
+    let links = ["link-connect4", "link-sock_ops"].map(|name| node.own_pins().join(name));
     let page = until("not ready", || {
         for link in &links {
             // Between a repair's removal and its new pin there is nothing to detach.

@@ -1,7 +1,7 @@
 //! IPVS with round robin, in a namespace of ours.
 
 use std::{
-    fs,
+    fs, io,
     net::SocketAddr,
     process::{Command, Output},
 };
@@ -47,29 +47,51 @@ impl Ipvs {
     /// Adds a real server, its address translated as kube-proxy has it.
     pub(crate) fn add(&self, backend: SocketAddr) -> Result<()> {
         let (frontend, backend) = (self.frontend.to_string(), backend.to_string());
-        self.admin(&["-a", "-t", &frontend, "-r", &backend, "-m"])
+        self.admin(&["-a", "-t", &frontend, "-r", &backend, "-m"]).map(drop)
     }
 
     /// Adds a real server with a weight.
     pub(crate) fn add_weighted(&self, backend: SocketAddr, weight: u32) -> Result<()> {
         let (frontend, backend, weight) = (self.frontend.to_string(), backend.to_string(), weight.to_string());
         self.admin(&["-a", "-t", &frontend, "-r", &backend, "-m", "-w", &weight])
+            .map(drop)
     }
 
     /// Changes a real server's weight.
     pub(crate) fn set_weight(&self, backend: SocketAddr, weight: u32) -> Result<()> {
         let (frontend, backend, weight) = (self.frontend.to_string(), backend.to_string(), weight.to_string());
         self.admin(&["-e", "-t", &frontend, "-r", &backend, "-m", "-w", &weight])
+            .map(drop)
     }
 
-    fn admin(&self, arguments: &[&str]) -> Result<()> {
-        let Output { status, stderr, .. } = self
+    /// The namespace's virtual servers as they can be restored, and every setting of IPVS: all but what moves by itself.
+    pub(crate) fn snapshot(&self) -> Result<String> {
+        let mut text = String::from_utf8(self.admin(&["-S", "-n"])?)?;
+        let settings = self.netns.run(|| -> io::Result<Vec<_>> {
+            fs::read_dir("/proc/sys/net/ipv4/vs")?
+                .map(|entry| {
+                    let path = entry?.path();
+                    Ok((path.display().to_string(), fs::read_to_string(&path)?))
+                })
+                .collect()
+        })?;
+        let mut settings = settings.context("read the settings of IPVS")?;
+        settings.sort();
+        for (name, value) in settings {
+            text += &format!("{name} = {value}");
+        }
+        Ok(text)
+    }
+
+    /// Runs a command and gives what it prints.
+    fn admin(&self, arguments: &[&str]) -> Result<Vec<u8>> {
+        let Output { status, stdout, stderr } = self
             .netns
             .place(Command::new("ipvsadm").args(arguments))
             .output()
             .context("start ipvsadm")?;
         if status.success() {
-            return Ok(());
+            return Ok(stdout);
         }
         bail!(
             "ipvsadm {} failed ({status}): {}",

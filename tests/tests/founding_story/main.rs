@@ -65,7 +65,9 @@ fn main() -> Result<ExitCode> {
             "the_observer_names_the_starved_endpoint_and_the_cause",
             observer::names_the_starved_endpoint_and_the_cause,
         ),
+        trial("the_observer_names_a_weight_of_zero", observer::names_a_weight_of_zero),
         trial("observe_mode_rewrites_nothing", observer::rewrites_nothing),
+        trial("observe_mode_leaves_ipvs_as_it_was", observer::leaves_ipvs_as_it_was),
     ];
     // A process is in one cgroup at a time, and the tests put themselves into theirs.
     let one_by_one = Arguments {

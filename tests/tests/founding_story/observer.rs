@@ -145,6 +145,70 @@ fn watch(bpf: &BpfFs, mode: u8) -> Result<Run> {
     })
 }
 
+pub(crate) fn names_a_weight_of_zero(bpf: &BpfFs) -> Result<()> {
+    let stage = Stage::new()?;
+    let group = ChildCgroup::new("story")?;
+    group.join()?;
+    // Reuse pins nobody here: the weight is the only reason.
+    let ipvs = Ipvs::new(&stage.node, stage::WEB, 1)?;
+    for backend in stage::backends(2) {
+        ipvs.add(backend)?;
+    }
+    let agent = Agent::start(Mode::Observe, &stage.node, &group, bpf, &stage::backends(2))?;
+    let client = Client::start(&stage.node, &Load::tcp(stage::WEB))?;
+    agent.wait_judged(PHASE / 4)?;
+
+    ipvs.add_weighted(stage::backend(3), 0)?;
+    agent.set_endpoints(&stage::backends(3))?;
+    agent.wait_active(&stage::backends(3))?;
+    let mut verdict = agent.diagnosis()?;
+    let told = lab::holds_within(WATCHED, || {
+        if let Ok(now) = agent.diagnosis() {
+            verdict = now;
+        }
+        !verdict.starved.is_empty()
+    });
+    ensure!(told, "nobody starves after {} s: {verdict:#?}", WATCHED.as_secs());
+    let [starved] = verdict.starved.as_slice() else {
+        anyhow::bail!("one endpoint starves: {verdict:#?}");
+    };
+    ensure!(
+        starved.addr == stage::backend(3).ip() && starved.cause == "zero_weight" && starved.seen == 0,
+        "another verdict: {verdict:#?}"
+    );
+    let weights: Vec<_> = verdict.endpoints.iter().map(|endpoint| endpoint.proxy_weight).collect();
+    ensure!(weights == [Some(1), Some(1), Some(0)], "IPVS's weights: {weights:?}");
+    ensure!(client.failed() == 0, "{} connections failed", client.failed());
+    Ok(())
+}
+
+pub(crate) fn leaves_ipvs_as_it_was(bpf: &BpfFs) -> Result<()> {
+    let stage = Stage::new()?;
+    let group = ChildCgroup::new("story")?;
+    group.join()?;
+    let ipvs = Ipvs::new(&stage.node, stage::WEB, 0)?;
+    for backend in stage::backends(3) {
+        ipvs.add(backend)?;
+    }
+    let before = ipvs.snapshot()?;
+    let client = Client::start(&stage.node, &Load::tcp(stage::WEB))?;
+    let agent = Agent::start(Mode::Observe, &stage.node, &group, bpf, &stage::backends(3))?;
+    agent.wait_judged(PHASE / 4)?;
+    // The question makes it read IPVS's tables and settings.
+    let attributed = agent.diagnosis()?.attribution.attributed;
+    ensure!(attributed > 0, "it does not observe");
+    let during = ipvs.snapshot()?;
+    ensure!(during == before, "changed while it observes: {before}\nbecame {during}");
+    drop(agent);
+    let after = ipvs.snapshot()?;
+    ensure!(after == before, "changed for good: {before}\nbecame {after}");
+    ensure!(client.failed() == 0, "{} connections failed", client.failed());
+    // The negative control: a change is seen.
+    ipvs.set_weight(stage::backend(1), 7)?;
+    ensure!(ipvs.snapshot()? != before, "the snapshot does not see a weight");
+    Ok(())
+}
+
 pub(crate) fn rewrites_nothing(bpf: &BpfFs) -> Result<()> {
     let stage = Stage::new()?;
     let group = ChildCgroup::new("story")?;

@@ -156,7 +156,7 @@ pub(super) fn terminate_balance(node: &Node) -> Result<()> {
     let agent = node.start(&[])?;
     node.dial(VIP)?;
     agent.stop()?;
-    must(node.pins().join("1/link-connect4").exists(), || {
+    must(node.own_pins().join("link-connect4").exists(), || {
         "the link's pin is gone".to_owned()
     })?;
     let met = node.dial_many(VIP, 60)?;
@@ -185,7 +185,7 @@ fn nothing_is_left(node: &Node) -> Result<()> {
 pub(super) fn terminate_observe(node: &Node) -> Result<()> {
     write_web(node, &BACKENDS)?;
     let agent = node.start(&["--mode", "observe"])?;
-    must(node.pins().join("1/link-sock_ops").exists(), || {
+    must(node.own_pins().join("link-sock_ops").exists(), || {
         "no link is pinned".to_owned()
     })?;
     agent.stop()?;
@@ -345,7 +345,7 @@ pub(super) fn other_abi(node: &Node) -> Result<()> {
     read_name(&mut open)?;
     agent.kill()?;
     // To the next agent these are a whole, working datapath of ABI 0.
-    fs::rename(node.pins().join("1"), node.pins().join("0")).context("rename the folder of pins")?;
+    fs::rename(node.own_pins(), node.pins().join("0")).context("rename the folder of pins")?;
 
     let client = Client::start(
         node.netns(),
