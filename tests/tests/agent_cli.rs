@@ -5,7 +5,7 @@ use std::{
     io,
     net::TcpListener,
     os::unix::process::CommandExt,
-    process::{Command, ExitCode, Output},
+    process::{Command, ExitCode, Output, Stdio},
 };
 
 use anyhow::{Context, Result, bail};
@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         trial("wrong_flags_are_usage_errors", wrong_flags),
         trial("what_the_agent_lacks_is_one_sentence", lacks),
         trial("every_verb_answers_in_every_form", verbs),
+        trial("the_observers_verbs_show_live_traffic", observer),
         trial("every_map_is_dumped", maps),
         trial("exit_codes_say_what_was_found", exit_codes),
         trial("status_waits_for_an_agent", status_waits),
@@ -177,7 +178,7 @@ fn verbs(node: &Node) -> Result<()> {
         must(judged == 40, || format!("{judged} of 40"))
     })?;
     // Verb, kind of its document, a word of its table, whether it lists names.
-    let cases: [(&[&str], &str, &str, bool); 10] = [
+    let cases: [(&[&str], &str, &str, bool); 12] = [
         (&["status"], "Status", "balance mode", false),
         (
             &["status", "--wait", "--timeout", "30"],
@@ -193,6 +194,8 @@ fn verbs(node: &Node) -> Result<()> {
         (&["table", "get", "web"], "TableList", "10.244.1.1", true),
         (&["explain", "10.0.0.1", VIP], "Explain", "default/web", false),
         (&["map", "list"], "MapList", "FRONTENDS", true),
+        (&["diagnose", "web"], "DiagnosisList", "default/web", true),
+        (&["graph"], "Graph", "default/web", false),
     ];
     for (verb, kind, word, named) in cases {
         let with = |form: &'static str| [verb, &["-o", form]].concat();
@@ -227,6 +230,74 @@ fn verbs(node: &Node) -> Result<()> {
     must(bare.lines().count() == 1, || bare.clone())?;
     let (other, _) = ends_with(node, &["service", "list", "-n", "elsewhere", "-o", "name"], 0)?;
     must(other.is_empty(), || other.clone())?;
+    agent.stop()
+}
+
+fn observer(node: &Node) -> Result<()> {
+    let _servers = node.serve(&BACKENDS, Manner::Greet)?;
+    write_web(node)?;
+    let agent = node.start(&[])?;
+    // Whoever follows sees what happens from then on; how soon it has begun to is not said, so there is always more to see.
+    let mut follower = node.command(&["observe", "web", "--count", "5", "--type", "connection", "-o", "json"]);
+    let follower = follower.stdout(Stdio::piped()).spawn().context("start observe")?;
+    let seen = std::thread::scope(|scope| -> Result<Output> {
+        let waiting = scope.spawn(move || follower.wait_with_output());
+        let mut dialled = 0;
+        until("five events", || {
+            node.dial_many(VIP, 20)?;
+            dialled += 20;
+            must(waiting.is_finished() || dialled > 20_000, || {
+                format!("{dialled} dialled")
+            })
+        })?;
+        waiting
+            .join()
+            .map_err(|_| anyhow::anyhow!("the watcher panicked"))?
+            .context("wait for observe")
+    })?;
+    let (lines, _) = text(&seen);
+    must(seen.status.success() && lines.lines().count() == 5, || lines.clone())?;
+    for line in lines.lines() {
+        let event: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+        let backend = event["backend"].as_str().unwrap_or_default();
+        must(
+            event["schemaVersion"] == 1
+                && event["event"] == "connection"
+                && event["outcome"] == "established"
+                && BACKENDS.iter().any(|known| backend == format!("{known}:8080")),
+            || line.to_owned(),
+        )?;
+    }
+
+    // The first reading of the counters is where it starts to count from; what is dialled after it is shown.
+    until("the new connections to be read", || {
+        node.dial_many(VIP, 20)?;
+        let (json, _) = ends_with(node, &["diagnose", "web", "-o", "json"], 0)?;
+        let document: Value = serde_json::from_str(&json)?;
+        must(document["items"][0]["newConnections"]["n"].as_u64() > Some(0), || json)
+    })?;
+    let (json, _) = ends_with(node, &["diagnose", "web", "-o", "json"], 0)?;
+    let document: Value = serde_json::from_str(&json)?;
+    let web = &document["items"][0];
+    let told = &web["attribution"];
+    must(told["connects"] == told["attributed"] && told["unknown"] == 0, || {
+        json.clone()
+    })?;
+    must(document["node"]["mode"] == "balance", || json.clone())?;
+    let (screen, _) = ends_with(node, &["top", "--once"], 0)?;
+    must(screen.contains("default/web"), || screen.clone())?;
+    let (page, _) = ends_with(node, &["report", "web", "--html", "-"], 0)?;
+    must(page.contains("</html>") && page.contains("default/web"), || {
+        page.clone()
+    })?;
+    let (calls, _) = ends_with(node, &["graph", "-o", "json"], 0)?;
+    let calls: Value = serde_json::from_str(&calls)?;
+    must(
+        calls["calls"][0]["client"]["kind"] == "Node" && calls["calls"][0]["service"] == "web",
+        || calls.to_string(),
+    )?;
+    let (_, said) = ends_with(node, &["diagnose", "nobody"], 1)?;
+    must(said.contains("nobody"), || said.clone())?;
     agent.stop()
 }
 

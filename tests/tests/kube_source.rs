@@ -543,10 +543,8 @@ async fn a_bad_object_loses_only_itself_and_may_heal() {
     weighed["metadata"]["annotations"] = json!({"evenkeel.io/weight": "7"});
     lab.server.apply(weighed);
     lab.server.delete(Resource::Slices, "default", "svc-2-a");
-    lab.until("only one problem is left", |lab| {
-        lab.outcome().problems.len() == 1
-    })
-    .await;
+    lab.until("only one problem is left", |lab| lab.outcome().problems.len() == 1)
+        .await;
     lab.until_true("healed").await;
     lab.end().await;
 }
@@ -682,7 +680,10 @@ async fn pods_that_may_not_be_read_hold_back_nothing() {
     assert!(said.contains("403") && said.contains("pods is forbidden"), "{said}");
     assert!(!status.connected && status.synced.is_none());
     for (kind, status) in lab.running.status.snapshot().kinds {
-        assert!(kind == Kind::Pod || status.connected && status.error.is_none(), "{kind:?}: {status:?}");
+        assert!(
+            kind == Kind::Pod || status.connected && status.error.is_none(),
+            "{kind:?}: {status:?}"
+        );
     }
 
     lab.server.forbid(Resource::Pods, false);
@@ -692,7 +693,8 @@ async fn pods_that_may_not_be_read_hold_back_nothing() {
     // A right that is taken away leaves what was read before.
     lab.server.forbid(Resource::Pods, true);
     lab.server.disconnect();
-    lab.until("the refusal is met", |lab| refused(lab).error.is_some()).await;
+    lab.until("the refusal is met", |lab| refused(lab).error.is_some())
+        .await;
     assert_eq!(lab.outcome().callers.len(), 1);
     lab.end().await;
 }
@@ -702,7 +704,11 @@ async fn pods_of_this_node_alone_are_asked_for_and_ended_ones_are_forgotten() {
     let mut lab = Lab::settled().await;
     let callers = |lab: &Lab| lab.outcome().callers;
     assert_eq!(callers(&lab).len(), 5, "{:?}", callers(&lab));
-    assert!(callers(&lab).iter().all(|(_, name)| name.as_deref() == Some("default/shop")));
+    assert!(
+        callers(&lab)
+            .iter()
+            .all(|(_, name)| name.as_deref() == Some("default/shop"))
+    );
     let mut ended = pod("svc-1", "shop", NODE, "10.9.0.1");
     ended["status"]["phase"] = json!("Succeeded");
     lab.server.apply(ended);

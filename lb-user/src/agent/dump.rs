@@ -153,12 +153,14 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                         id.to_be_bytes().to_vec(),
                         id.to_string(),
                         format!(
-                            "connects={} rejected={} established={} closed={} failed={}",
+                            "connects={} rejected={} established={} closed={} failed={} attributed={} direct={}",
                             c.connects,
                             c.rejected,
                             c.established,
                             c.closed,
-                            c.failed.iter().sum::<u64>()
+                            c.failed.iter().sum::<u64>(),
+                            c.attributed,
+                            c.direct
                         ),
                     );
                 }
@@ -171,8 +173,8 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                         id.to_be_bytes().to_vec(),
                         id.to_string(),
                         format!(
-                            "connects={} established={} failed={} closed={}",
-                            c.connects, c.established, c.failed, c.closed
+                            "connects={} established={} failed={} closed={} direct={}",
+                            c.connects, c.established, c.failed, c.closed, c.direct.connects
                         ),
                     );
                 }
@@ -191,6 +193,27 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                         s.service_id,
                         s.backend_id,
                         s.phase
+                    ),
+                );
+            }
+        }
+        names::DIALS => {
+            for (key, cookie) in kernel.dials() {
+                push(
+                    order_of(key.addr, key.port, key.proto),
+                    format!("{}/{}", at(key.addr, key.port), protocol(key.proto)),
+                    format!("socket={cookie}"),
+                );
+            }
+        }
+        names::PASSAGES => {
+            for (key, p) in kernel.passages() {
+                push(
+                    order_of(key.addr, key.port, key.proto),
+                    format!("{}/{}", at(key.addr, key.port), protocol(key.proto)),
+                    format!(
+                        "service={} backend={} ending={} syn_ns={}",
+                        p.service_id, p.backend_id, p.ending, p.syn_ns
                     ),
                 );
             }

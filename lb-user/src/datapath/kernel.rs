@@ -534,6 +534,16 @@ impl Kernel {
         self.sockets.iter().flatten()
     }
 
+    /// Sources of followed sockets, with the sockets' cookies.
+    pub fn dials(&self) -> impl Iterator<Item = (FrontendKey, u64)> + '_ {
+        self.dials.iter().flatten()
+    }
+
+    /// Clients without a followed socket.
+    pub fn passages(&self) -> impl Iterator<Item = (FrontendKey, Passage)> + '_ {
+        self.passages.iter().flatten()
+    }
+
     /// The reverse entries of UDP sockets.
     pub fn reverse_entries(&self) -> impl Iterator<Item = (ReverseKey, Reverse)> + '_ {
         self.udp_reverse.iter().flatten()

@@ -12,8 +12,8 @@ use std::{fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
 pub use self::{
     cidr::{Cidr, CidrError},
     input::{
-        Affinity, Endpoint, Family, Hints, LoadBalancerAddress, Node, NodeAddresses, Pod, Service, ServicePort, ServiceType,
-        Slice, SlicePort, Workload,
+        Affinity, Endpoint, Family, Hints, LoadBalancerAddress, Node, NodeAddresses, Pod, Service, ServicePort,
+        ServiceType, Slice, SlicePort, Workload,
     },
     update::{Content, Kind, Object, ObjectKey, Update},
 };

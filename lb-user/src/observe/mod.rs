@@ -106,12 +106,18 @@ impl Directory {
     /// Takes what an update says about the node's Pods.
     pub fn take(&self, update: &Update) {
         // Each Pod is taken whole: a panic elsewhere leaves nothing half done.
-        self.clients.write().unwrap_or_else(PoisonError::into_inner).apply(update);
+        self.clients
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .apply(update);
     }
 
     /// Who has an address, as the Pods say.
     pub fn caller(&self, address: IpAddr) -> Option<Caller> {
-        self.clients.read().unwrap_or_else(PoisonError::into_inner).find(address)
+        self.clients
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .find(address)
     }
 
     /// How many Pods of the node are known.
@@ -763,7 +769,11 @@ mod tests {
             assert!(seen.homes.len() <= MAX_HOMES);
         }
         assert!(seen.homes.len() >= calls::DEFAULT_CAPACITY);
-        assert!(seen.calls.iter().all(|(client, _, _)| seen.homes.contains_key(&client.netns)));
+        assert!(
+            seen.calls
+                .iter()
+                .all(|(client, _, _)| seen.homes.contains_key(&client.netns))
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
-use crate::view::{ReportView, ServiceReportView, VerdictKind};
+use crate::view::{Mode, ReportView, ServiceReportView, VerdictKind};
 
 /// Draws the whole report as a page of XHTML-clean HTML.
 pub fn page(report: &ReportView) -> String {
@@ -47,9 +47,13 @@ fn verdict_words(kind: VerdictKind) -> &'static str {
 /// One line about the node.
 fn node_line(report: &ReportView) -> String {
     let node = &report.node;
-    let proxy = node.proxy.as_deref().unwrap_or("no proxy found");
+    let beside = match (&node.proxy, node.mode) {
+        (Some(proxy), _) => format!(" beside {proxy}"),
+        (None, Mode::Observe) => ", no proxy found".to_owned(),
+        (None, Mode::Balance) => String::new(),
+    };
     format!(
-        "{} mode beside {proxy}, Linux {}, counting since {}, as of {}",
+        "{} mode{beside}, Linux {}, counting since {}, as of {}",
         node.mode,
         node.kernel,
         second(node.since),

@@ -89,7 +89,11 @@ async fn answer(request: Request<Incoming>, shared: &Arc<Shared>) -> Response<Pa
         }
         if state.forbidden.contains(&resource) {
             let plural = resource.kind().to_lowercase();
-            return status(403, "Forbidden", &format!("{plural}s is forbidden: no role lets this account list them"));
+            return status(
+                403,
+                "Forbidden",
+                &format!("{plural}s is forbidden: no role lets this account list them"),
+            );
         }
         let fault = state.fault.filter(|fault| !fault.spares_lists());
         if fault.is_some_and(|fault| fault != Fault::ContinueExpired) {

@@ -51,9 +51,7 @@ impl Resource {
     }
 
     fn of(object: &Value) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|resource| object["kind"] == resource.kind())
+        Self::ALL.into_iter().find(|resource| object["kind"] == resource.kind())
     }
 }
 

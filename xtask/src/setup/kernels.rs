@@ -101,7 +101,9 @@ pub(crate) fn fetch(layout: &Layout, apt: &mut Apt<'_>, line: KernelLine) -> Res
 }
 
 fn unpack(layout: &Layout, apt: &Apt<'_>, line: KernelLine, package: &str) -> Result<()> {
-    apt.unpack(package, &line.folder(layout), |files| GuestKernel::in_folder(files).is_some())
+    apt.unpack(package, &line.folder(layout), |files| {
+        GuestKernel::in_folder(files).is_some()
+    })
 }
 
 /// The cloud images among package names, newest first; of one version the signed before the unsigned.

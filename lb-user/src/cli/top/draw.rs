@@ -15,7 +15,7 @@ use super::state::{Mode, Row, State};
 use crate::{
     cli::grid::duration,
     draw::{clock, compact, percent, thousands},
-    view::{ReportView, VerdictKind},
+    view::{self, ReportView, VerdictKind},
 };
 
 /// The smallest screen that holds anything of use.
@@ -75,11 +75,16 @@ fn header(canvas: &mut Canvas<'_>, state: &State) {
         None => " evenkeel top".to_owned(),
         Some(report) => {
             let node = &report.node;
+            // Where Evenkeel itself balances, nobody else is looked for.
+            let beside = match (&node.proxy, node.mode) {
+                (Some(proxy), _) => format!("  {proxy}"),
+                (None, view::Mode::Observe) => "  no proxy found".to_owned(),
+                (None, view::Mode::Balance) => String::new(),
+            };
             format!(
-                " evenkeel top  {}  {}  {}  Linux {}",
+                " evenkeel top  {}  {}{beside}  Linux {}",
                 node.node.as_deref().unwrap_or("this node"),
                 node.mode,
-                node.proxy.as_deref().unwrap_or("no proxy found"),
                 node.kernel
             )
         }

@@ -227,17 +227,71 @@ fn a_pods_workload_is_what_people_wrote() {
     let rollout = serde_json::json!({"rollouts-pod-template-hash": "6d4cf56db6"});
     let (none, empty) = (serde_json::json!({}), serde_json::json!({"pod-template-hash": ""}));
     for (kind, name, labels, workload, why) in [
-        ("ReplicaSet", "web-6d4cf56db6", &hash, "Deployment web", "the label tells the hash"),
-        ("ReplicaSet", "web-a-6d4cf56db6", &hash, "Deployment web-a", "names have dashes too"),
-        ("ReplicaSet", "web-6d4cf56db6", &rollout, "Rollout web", "so do rollouts"),
-        ("ReplicaSet", "web-front", &hash, "ReplicaSet web-front", "the hash is another one's"),
-        ("ReplicaSet", "web6d4cf56db6", &hash, "ReplicaSet web6d4cf56db6", "no dash before it"),
-        ("ReplicaSet", "-6d4cf56db6", &hash, "ReplicaSet -6d4cf56db6", "nothing before it"),
+        (
+            "ReplicaSet",
+            "web-6d4cf56db6",
+            &hash,
+            "Deployment web",
+            "the label tells the hash",
+        ),
+        (
+            "ReplicaSet",
+            "web-a-6d4cf56db6",
+            &hash,
+            "Deployment web-a",
+            "names have dashes too",
+        ),
+        (
+            "ReplicaSet",
+            "web-6d4cf56db6",
+            &rollout,
+            "Rollout web",
+            "so do rollouts",
+        ),
+        (
+            "ReplicaSet",
+            "web-front",
+            &hash,
+            "ReplicaSet web-front",
+            "the hash is another one's",
+        ),
+        (
+            "ReplicaSet",
+            "web6d4cf56db6",
+            &hash,
+            "ReplicaSet web6d4cf56db6",
+            "no dash before it",
+        ),
+        (
+            "ReplicaSet",
+            "-6d4cf56db6",
+            &hash,
+            "ReplicaSet -6d4cf56db6",
+            "nothing before it",
+        ),
         ("ReplicaSet", "web-", &empty, "ReplicaSet web-", "no hash at all"),
-        ("ReplicaSet", "web-6d4cf56db6", &none, "ReplicaSet web-6d4cf56db6", "made by hand"),
+        (
+            "ReplicaSet",
+            "web-6d4cf56db6",
+            &none,
+            "ReplicaSet web-6d4cf56db6",
+            "made by hand",
+        ),
         ("Job", "sweep-28575980", &none, "CronJob sweep", "this very minute"),
-        ("Job", "sweep-all-28575000", &none, "CronJob sweep-all", "started late, or again"),
-        ("Job", "sweep-28575990", &none, "Job sweep-28575990", "a moment yet to come"),
+        (
+            "Job",
+            "sweep-all-28575000",
+            &none,
+            "CronJob sweep-all",
+            "started late, or again",
+        ),
+        (
+            "Job",
+            "sweep-28575990",
+            &none,
+            "Job sweep-28575990",
+            "a moment yet to come",
+        ),
         ("Job", "sweep-20240501", &none, "Job sweep-20240501", "a date"),
         ("Job", "sweep-2857598", &none, "Job sweep-2857598", "too short"),
         ("Job", "sweep-+2857598", &none, "Job sweep-+2857598", "a sign"),
@@ -250,7 +304,11 @@ fn a_pods_workload_is_what_people_wrote() {
         let Some(Object::Pod(pod)) = pod(owned(kind, name, labels)).object else {
             panic!("a Pod is wanted for {name}");
         };
-        assert_eq!(format!("{} {}", pod.workload.kind, pod.workload.name), workload, "{why}");
+        assert_eq!(
+            format!("{} {}", pod.workload.kind, pod.workload.name),
+            workload,
+            "{why}"
+        );
         assert_eq!(pod.name, ObjectName::new("shop", "a-pod"));
     }
 
@@ -270,10 +328,20 @@ fn a_pods_workload_is_what_people_wrote() {
 fn a_pod_without_an_address_of_its_own_is_no_client() {
     let with = |spec: serde_json::Value, status: serde_json::Value| {
         let converted = pod(serde_json::json!({"metadata": {"name": "a-pod"}, "spec": spec, "status": status}));
-        assert!(converted.key.is_some(), "it is named, so that what was known of it goes");
-        let said = converted.problems.iter().map(|problem| problem.field.clone()).collect::<Vec<_>>();
+        assert!(
+            converted.key.is_some(),
+            "it is named, so that what was known of it goes"
+        );
+        let said = converted
+            .problems
+            .iter()
+            .map(|problem| problem.field.clone())
+            .collect::<Vec<_>>();
         let ips = converted.object.map(|object| match object {
-            Object::Pod(pod) => (pod.ips.iter().map(ToString::to_string).collect::<Vec<_>>(), pod.host_network),
+            Object::Pod(pod) => (
+                pod.ips.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                pod.host_network,
+            ),
             other => panic!("a Pod is wanted, found {other:?}"),
         });
         (ips.map(|(ips, host)| (ips.join(" "), host)), said.join(" "))
@@ -283,7 +351,10 @@ fn a_pod_without_an_address_of_its_own_is_no_client() {
         serde_json::json!({"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]}),
     );
     let known = |ips: &str, host: bool| Some((ips.to_owned(), host));
-    assert_eq!(with(null.clone(), both.clone()), (known("10.0.0.1 fd00::1", false), String::new()));
+    assert_eq!(
+        with(null.clone(), both.clone()),
+        (known("10.0.0.1 fd00::1", false), String::new())
+    );
     for phase in ["Pending", "Running", "Unknown"] {
         let status = serde_json::json!({"phase": phase, "podIP": "10.0.0.1"});
         assert_eq!(with(null.clone(), status).0, known("10.0.0.1", false), "{phase}");
@@ -293,12 +364,22 @@ fn a_pod_without_an_address_of_its_own_is_no_client() {
         ended["phase"] = phase.into();
         assert_eq!(with(null.clone(), ended), (None, String::new()), "{phase}");
     }
-    for nothing in [null.clone(), serde_json::json!({}), serde_json::json!({"podIP": "", "podIPs": []})] {
+    for nothing in [
+        null.clone(),
+        serde_json::json!({}),
+        serde_json::json!({"podIP": "", "podIPs": []}),
+    ] {
         assert_eq!(with(null.clone(), nothing), (None, String::new()));
     }
     let bad = serde_json::json!({"podIPs": [{"ip": "127.0.0.1"}, {"ip": "10.0.0.1"}, {}]});
-    assert_eq!(with(null.clone(), bad), (known("10.0.0.1", false), "status.podIPs[0].ip".to_owned()));
-    assert_eq!(with(null, serde_json::json!({"podIP": "ten"})), (None, "status.podIP".to_owned()));
+    assert_eq!(
+        with(null.clone(), bad),
+        (known("10.0.0.1", false), "status.podIPs[0].ip".to_owned())
+    );
+    assert_eq!(
+        with(null, serde_json::json!({"podIP": "ten"})),
+        (None, "status.podIP".to_owned())
+    );
     let host = serde_json::json!({"hostNetwork": true, "nodeName": "node-1"});
     assert_eq!(with(host, both).0, known("10.0.0.1 fd00::1", true));
 }

@@ -130,10 +130,7 @@ fn collection(kind: Kind, node_name: &str) -> (Request, Option<String>) {
             Some(format!("metadata.name={node_name}")),
         ),
         // Thousands of nodes ask this: each is told of its own Pods alone.
-        Kind::Pod => (
-            Request::new("/api/v1/pods"),
-            Some(format!("spec.nodeName={node_name}")),
-        ),
+        Kind::Pod => (Request::new("/api/v1/pods"), Some(format!("spec.nodeName={node_name}"))),
         Kind::Service | Kind::Addresses => (Request::new("/api/v1/services"), None),
     }
 }
