@@ -78,7 +78,7 @@ pub fn rules() -> Result<Vec<Rule>> {
     for file in RULE_FILES {
         let content = yaml(file)?;
         let groups = content["groups"].as_array().context("no groups")?;
-        for rule in groups.iter().flat_map(|group| group["rules"].as_array()).flatten() {
+        for rule in groups.iter().filter_map(|group| group["rules"].as_array()).flatten() {
             let text = |field: &str| rule[field].as_str().map(str::to_owned);
             let alert = text("alert");
             let annotations = rule["annotations"].as_object().into_iter().flatten();

@@ -156,6 +156,8 @@ pub(super) fn metrics(node: &Node) -> Result<()> {
     };
     let wanted = BTreeMap::from([
         (of("evenkeel_service_connects_total", "web"), 100.0),
+        (of("evenkeel_service_connects_attributed_total", "web"), 100.0),
+        (of("evenkeel_service_direct_connects_total", "web"), 0.0),
         (of("evenkeel_service_connects_total", "long"), 1.0),
         (of("evenkeel_service_connects_total", "refusing"), 3.0),
         (of("evenkeel_service_connections_active", "web"), 0.0),
