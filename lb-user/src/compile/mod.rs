@@ -378,7 +378,7 @@ impl Compiler {
             empty.members = Box::default();
             return Ok(empty);
         }
-        let table = self.table(&members, restored.as_ref().map(|(_, (_, l))| l), tables, taken)?;
+        let table = self.table(&members, tables, taken)?;
         if let Some((_, (word, old_list))) = restored {
             if old_list.members == list && (old_list.table, old_list.slots) == (table.offset, table.slots) {
                 return Ok(done(word, table));
@@ -397,13 +397,7 @@ impl Compiler {
     }
 
     /// The table of these members: one that is shared, one that the kernel holds already, or a new one.
-    fn table(
-        &mut self,
-        members: &[Placed],
-        restored: Option<&List>,
-        writes: &mut Vec<TableWrite>,
-        taken: &mut Taken,
-    ) -> Result<Table, Full> {
+    fn table(&mut self, members: &[Placed], writes: &mut Vec<TableWrite>, taken: &mut Taken) -> Result<Table, Full> {
         let digest = digest(members);
         if let Some(shared) = self.shared.get_mut(&digest) {
             shared.users += 1;
@@ -424,11 +418,9 @@ impl Compiler {
             flag: "a Service port can have 65521 endpoints",
         })?;
         let hash = table_hash(content.iter().copied());
-        let offset = match restored {
-            // Adopted: from now on it belongs to this digest. Another digest may have adopted it before, where the slots
-            // are the same by chance (all tables of one member are).
-            Some(list) if list.slots == slots && list.content == hash && self.restored.claim_table(list) => list.table,
-            _ => {
+        let offset = match self.restored.claim_table(digest, slots, hash) {
+            Some(offset) => offset,
+            None => {
                 let len = elements_for(slots);
                 let offset = taken.table(self.tables.take(len)?, len);
                 writes.push(TableWrite { offset, slots: content });

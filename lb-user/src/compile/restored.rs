@@ -31,6 +31,8 @@ pub(super) struct Restored {
     services: HashMap<u32, bool>,
     /// Offset and slots → content of each table that a restored list names.
     tables: HashMap<TableKey, u64>,
+    /// Which table stands for the members of a restored list, by their digest. (A list whose backends are lost has none.)
+    by_digest: HashMap<u128, TableKey>,
     /// Lists that a claimed set has replaced, or that nobody can claim; the kernel names them until the first plan is
     /// carried out. Offset and length.
     replaced: Vec<(u32, u32)>,
@@ -152,16 +154,18 @@ impl Restored {
         Some((id, (word, list)))
     }
 
-    /// The table of a restored list; false if somebody has claimed it already.
-    pub(super) fn claim_table(&mut self, list: &List) -> bool {
-        let key = (list.table, list.slots);
-        match self.tables.remove(&key) {
-            Some(content) => {
-                self.claims.push(Claim::Table(key, content));
-                true
-            }
-            None => false,
+    /// The offset of the table that stood for these members, if it has this content and nobody has claimed it yet.
+    ///
+    /// Tables of other members may have the same content (all tables of one member have): those are left to their own, who
+    /// would have to move otherwise.
+    pub(super) fn claim_table(&mut self, digest: u128, slots: u32, content: u64) -> Option<u32> {
+        let key = self.by_digest.get(&digest).copied().filter(|key| key.1 == slots)?;
+        if self.tables.get(&key) != Some(&content) {
+            return None;
         }
+        self.tables.remove(&key);
+        self.claims.push(Claim::Table(key, content));
+        Some(key.0)
     }
 
     /// A claimed set gets another list. The old one's room is freed with what is left over, its table too if nobody
@@ -261,6 +265,12 @@ impl Compiler {
             return false;
         }
         self.restored.tables.insert(key, list.content);
+        let backends: Vec<_> = (list.members.iter())
+            .filter_map(|(id, _)| Some((*id, *contents.backends.get(id)?)))
+            .collect();
+        if let Some(members) = placed(&list.members, &backends) {
+            self.restored.by_digest.entry(digest(&members)).or_insert(key);
+        }
         self.restored.sets.insert(id, (word, list.clone()));
         true
     }

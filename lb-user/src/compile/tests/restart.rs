@@ -105,6 +105,24 @@ fn sets_that_shared_a_table_part_at_a_restart() {
     agent.check();
 }
 
+/// Tables of one member all look alike: a set that changes leaves the table that it shared to the one that stays.
+#[test]
+fn a_set_that_changed_leaves_its_table_to_the_one_that_stayed() {
+    let mut agent = Agent::new(ROOMY);
+    agent
+        .change(&state([service("a", 1, &[&[1]]), service("b", 2, &[&[1]])]))
+        .unwrap();
+    let before = agent.applied.clone();
+    let plan = agent
+        .restart(&state([service("a", 1, &[&[3]]), service("b", 2, &[&[1]])]))
+        .unwrap();
+    let stayed = before.keys().find(|name| &*name.name == "b").expect("it is there");
+    assert_eq!(agent.applied[stayed], before[stayed]);
+    let set = before[stayed].sets[0].set_id;
+    assert!(!plan.flip_sets.contains_key(&set), "{plan:?}");
+    agent.check();
+}
+
 /// A frontend that moved to another Service while the agent was away does not take the set along that others name.
 #[test]
 fn a_frontend_that_moved_takes_no_set_along() {
