@@ -89,7 +89,11 @@ pub(super) fn callers(node: &Node) -> Result<()> {
     must(dial()?, || "the Pod is not served".to_owned())?;
     node.dial(VIP)?;
     let host = format!("Node /{NODE_NAME}");
-    expect(&agent, "an unknown Pod", &[("Address /10.1.0.2", (1, 0)), (&host, (1, 0))])?;
+    expect(
+        &agent,
+        "an unknown Pod",
+        &[("Address /10.1.0.2", (1, 0)), (&host, (1, 0))],
+    )?;
 
     node.write("pods.yaml", &[nginx()])?;
     let nginx = "Deployment shop/nginx";
@@ -114,9 +118,10 @@ pub(super) fn callers(node: &Node) -> Result<()> {
         dials += 1;
         Ok(events.try_recv()?)
     })?;
-    must(client.to_string() == POD && workload.as_deref() == Some("shop/nginx"), || {
-        format!("{client} is told to be {workload:?}")
-    })?;
+    must(
+        client.to_string() == POD && workload.as_deref() == Some("shop/nginx"),
+        || format!("{client} is told to be {workload:?}"),
+    )?;
     if let Err(error) = follower.join() {
         std::panic::resume_unwind(error);
     }
