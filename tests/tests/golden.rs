@@ -33,7 +33,9 @@ const ROOM: Capacity = Capacity {
 };
 
 fn main() -> ExitCode {
-    let trials = golden::cases().into_iter().map(|case| {
+    let cases = golden::cases();
+    assert!(!cases.is_empty(), "the folder of cases is empty");
+    let trials = cases.into_iter().map(|case| {
         Trial::test(case.clone(), move || {
             check(&case);
             Ok(())

@@ -1,9 +1,15 @@
 //! Who calls whom, by what clients are known as.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{IpAddr, Ipv4Addr, UdpSocket},
+    os::fd::AsRawFd,
+};
 
 use super::state::{Shared, lock};
 use crate::{
+    analysis::stickiness::Client,
     observe::{address, clients::Caller, wall},
     view::{CallView, GraphView, QueryError, ServiceFilter, Timestamp, WorkloadView},
 };
@@ -13,7 +19,7 @@ impl Shared {
     pub(super) fn graph_view(&self, filter: &ServiceFilter) -> Result<GraphView, QueryError> {
         let reconciler = lock(&self.reconciler);
         let observation = lock(&self.observation);
-        let own = super::addresses::read().map_err(|error| QueryError::Failed(error.to_string()))?;
+        let host = Host::read().map_err(|error| QueryError::Failed(error.to_string()))?;
         let names: BTreeMap<u32, _> = Self::shown(&reconciler, filter)
             .map(|(name, service)| (service.service_id, name))
             .collect();
@@ -29,7 +35,12 @@ impl Shared {
                     name: pod.workload.name.to_string(),
                 },
                 Some(Caller::Node) => self.node_as_caller(),
-                None => self.unknown_caller(address(client.address), &own.addresses),
+                None if host.holds(client) => self.node_as_caller(),
+                None => WorkloadView {
+                    namespace: String::new(),
+                    kind: "Address".to_owned(),
+                    name: address(client.address).to_string(),
+                },
             };
             let sum = calls.entry((client, service)).or_default();
             sum.0 += counts.connections;
@@ -65,16 +76,83 @@ impl Shared {
             name: self.config.node_name.clone(),
         }
     }
+}
 
-    /// What a client is called of which no Pod is known.
-    fn unknown_caller(&self, client: IpAddr, own: &[IpAddr]) -> WorkloadView {
-        if client.is_loopback() || client.is_unspecified() || own.contains(&client) {
-            return self.node_as_caller();
+/// The node itself, as clients that are processes of it show.
+struct Host {
+    netns: u64,
+    addresses: Box<[IpAddr]>,
+}
+
+impl Host {
+    fn read() -> io::Result<Self> {
+        Ok(Self {
+            netns: netns_cookie()?,
+            addresses: super::addresses::read()?.addresses,
+        })
+    }
+
+    /// Whether a client is the node's: by its namespace, or by an address. One that failed before it had an address, in a
+    /// namespace that is nobody's yet, is not.
+    fn holds(&self, client: &Client) -> bool {
+        let address = address(client.address);
+        client.netns == self.netns || self.addresses.contains(&address) && !address.is_loopback()
+    }
+}
+
+/// The cookie of this process's network namespace.
+fn netns_cookie() -> io::Result<u64> {
+    /// From Linux 5.14.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let mut cookie = 0_u64;
+    let mut len = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes into the cookie, which may hold any bytes.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut len,
+        )
+    };
+    if result == 0 {
+        Ok(cookie)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_node_is_known_by_its_namespace_and_by_its_addresses() {
+        let octets = |text: &str| {
+            let address: Ipv4Addr = text.parse().expect("an address");
+            address.to_ipv6_mapped().octets()
+        };
+        let host = Host {
+            netns: netns_cookie().expect("the kernel tells"),
+            addresses: ["127.0.0.1", "192.0.2.1"]
+                .map(|text| text.parse().expect("an address"))
+                .into(),
+        };
+        assert_ne!(host.netns, 0);
+        let holds = |netns: u64, address: &str| {
+            host.holds(&Client {
+                netns,
+                address: octets(address),
+            })
+        };
+        for address in ["0.0.0.0", "127.0.0.1", "192.0.2.1", "10.0.0.1"] {
+            assert!(holds(host.netns, address), "{address}");
         }
-        WorkloadView {
-            namespace: String::new(),
-            kind: "Address".to_owned(),
-            name: client.to_string(),
+        assert!(holds(0, "192.0.2.1"));
+        for address in ["0.0.0.0", "127.0.0.1", "10.0.0.1"] {
+            assert!(!holds(host.netns + 1, address), "{address}");
         }
     }
 }

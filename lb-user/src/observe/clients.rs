@@ -54,7 +54,9 @@ impl Clients {
             Update::Replace(Content::Pods(pods)) => {
                 self.pods.clear();
                 self.addresses.clear();
-                pods.iter().for_each(|pod| self.put(pod));
+                for pod in pods {
+                    self.put(pod);
+                }
             }
             Update::Apply(Object::Pod(pod)) => self.put(pod),
             Update::Delete(ObjectKey { kind: Kind::Pod, name }) => self.remove(name),

@@ -1,5 +1,6 @@
 //! What the running agent heals, and what it says of itself and of the traffic.
 
+mod callers;
 mod repair;
 mod telling;
 
@@ -16,5 +17,6 @@ fn main() -> ExitCode {
         trial("more_backends_than_fit_are_reported_and_heal", repair::backend_capacity),
         trial("readiness_follows_the_datapath", telling::readiness),
         trial("metrics_equal_the_traffic", telling::metrics),
+        trial("callers_are_known_by_their_workload", callers::callers),
     ])
 }
