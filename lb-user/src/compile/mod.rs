@@ -418,14 +418,13 @@ impl Compiler {
             flag: "a Service port can have 65521 endpoints",
         })?;
         let hash = table_hash(content.iter().copied());
-        let offset = match self.restored.claim_table(digest, slots, hash) {
-            Some(offset) => offset,
-            None => {
-                let len = elements_for(slots);
-                let offset = taken.table(self.tables.take(len)?, len);
-                writes.push(TableWrite { offset, slots: content });
-                offset
-            }
+        let offset = if let Some(offset) = self.restored.claim_table(digest, slots, hash) {
+            offset
+        } else {
+            let len = elements_for(slots);
+            let offset = taken.table(self.tables.take(len)?, len);
+            writes.push(TableWrite { offset, slots: content });
+            offset
         };
         let table = Table {
             offset,

@@ -66,21 +66,18 @@ impl Ipvs {
 
     /// The namespace's virtual servers as they can be restored, and every setting of IPVS: all but what moves by itself.
     pub(crate) fn snapshot(&self) -> Result<String> {
-        let mut text = String::from_utf8(self.admin(&["-S", "-n"])?)?;
+        let rules = String::from_utf8(self.admin(&["-S", "-n"])?)?;
         let settings = self.netns.run(|| -> io::Result<Vec<_>> {
             fs::read_dir("/proc/sys/net/ipv4/vs")?
                 .map(|entry| {
                     let path = entry?.path();
-                    Ok((path.display().to_string(), fs::read_to_string(&path)?))
+                    Ok(format!("{} = {}", path.display(), fs::read_to_string(&path)?))
                 })
                 .collect()
         })?;
         let mut settings = settings.context("read the settings of IPVS")?;
         settings.sort();
-        for (name, value) in settings {
-            text += &format!("{name} = {value}");
-        }
-        Ok(text)
+        Ok(rules + &settings.concat())
     }
 
     /// Runs a command and gives what it prints.

@@ -21,6 +21,8 @@ pub(crate) struct Elf<'a> {
 
 struct Section<'a> {
     name: &'a str,
+    /// Where it begins in the file.
+    offset: usize,
     data: &'a [u8],
 }
 
@@ -63,6 +65,7 @@ impl<'a> Elf<'a> {
         for index in 0..count {
             sections.push(Section {
                 name: text(names, number::<4>(file, headers + index * size)? as usize)?,
+                offset: bounds(index)?.0,
                 data: slice(index)?,
             });
         }
@@ -79,6 +82,12 @@ impl<'a> Elf<'a> {
     /// The content of a section, by its number.
     pub(crate) fn content(&self, index: usize) -> Result<&'a [u8]> {
         Ok(self.sections.get(index).context("no such section")?.data)
+    }
+
+    /// Where a symbol lies in the file.
+    pub(crate) fn place(&self, symbol: &Symbol<'_>) -> Result<usize> {
+        let section = self.sections.get(symbol.section).context("no such section")?;
+        Ok(section.offset + symbol.value)
     }
 
     /// All symbols, in the order of their numbers.

@@ -5,6 +5,12 @@
 //! path; where two paths meet, what may be foreign on one is foreign. The invariant: a store that is not reported goes
 //! through a pointer that no path has made from the context. What the analysis does not know it refuses.
 
+#![expect(
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "offsets in an object of some kilobytes, and slots that were clamped"
+)]
+
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -185,7 +191,7 @@ impl<'a> Flow<'a> {
         let mut entry = [Value::default(); REGISTERS];
         entry[1] = Value::foreign_if(true);
         let mut report = Report::default();
-        let returned = self.function(function, entry, false, &mut report, 0)?;
+        let returned = self.function(function, &entry, false, &mut report, 0)?;
         report.returns = returned
             .into_iter()
             .map(|value| value.number.map(|n| n as i32))
@@ -202,7 +208,7 @@ impl<'a> Flow<'a> {
     fn function(
         &self,
         function: Symbol<'_>,
-        entry: [Value; REGISTERS],
+        entry: &[Value; REGISTERS],
         callers_hold: bool,
         report: &mut Report,
         depth: usize,
@@ -210,7 +216,7 @@ impl<'a> Flow<'a> {
         ensure!(depth < MAX_DEPTH, "{} is called too deep", function.name);
         let code = self.decode(function)?;
         let mut start = State {
-            registers: entry,
+            registers: *entry,
             slots: [false; STACK_SLOTS],
             spilled: Stack::No,
         };
@@ -243,12 +249,11 @@ impl<'a> Flow<'a> {
                 step.run(instruction, &mut state, self.packet_pointers, report)?
             };
             for place in next {
-                let changed = match states.get_mut(&place) {
-                    Some(known) => known.meet(&state),
-                    None => {
-                        states.insert(place, state.clone());
-                        true
-                    }
+                let changed = if let Some(known) = states.get_mut(&place) {
+                    known.meet(&state)
+                } else {
+                    states.insert(place, state.clone());
+                    true
                 };
                 if changed && !due.contains(&place) {
                     due.push(place);
@@ -279,7 +284,7 @@ impl<'a> Flow<'a> {
                 argument.stack = Stack::Callers;
             }
         }
-        let returned = self.function(callee, entry, holds, report, depth + 1)?;
+        let returned = self.function(callee, &entry, holds, report, depth + 1)?;
         let mut result = returned.into_iter().reduce(Value::meet).unwrap_or_default();
         if result.stack == Stack::Callers {
             // Some argument of this call: then it points into this frame, or further up.

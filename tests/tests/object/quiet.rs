@@ -7,7 +7,10 @@ use anyhow::{Context, Result, ensure};
 use aya_obj::generated::bpf_func_id as id;
 use lb_user::datapath::load::{FOLLOWING, OBJECT, PACKET, REWRITING};
 
-use super::flow::{Finding, Flow, Report};
+use super::{
+    elf::{Elf, FUNCTION},
+    flow::{Finding, Flow, Report},
+};
 
 /// Helpers that change nothing but Evenkeel's own maps and ring buffer: number, name, whether the context may be given to it.
 ///
@@ -85,6 +88,57 @@ fn what_balance_mode_loads_besides_is_found_to_store_to_its_context() -> Result<
         let report = flow.program(name, false).with_context(|| name.to_owned())?;
         let stores = (report.findings.iter()).filter(|finding| matches!(finding, Finding::Store { .. }));
         ensure!(stores.count() > 0, "{name} stores nothing: {:?}", report.findings);
+    }
+    Ok(())
+}
+
+/// What a program of observe mode would do if it began with these instructions.
+fn begun_with(name: &str, instructions: &[[u8; 8]]) -> Result<Report> {
+    let elf = Elf::read(OBJECT)?;
+    let symbols = elf.symbols()?;
+    let program = (symbols.iter())
+        .find(|symbol| symbol.kind == FUNCTION && symbol.name == name)
+        .with_context(|| format!("no program {name}"))?;
+    let mut file = OBJECT.to_vec();
+    let bytes = instructions.concat();
+    let at = elf.place(program)?;
+    file.get_mut(at..at + bytes.len())
+        .context("the program is shorter")?
+        .copy_from_slice(&bytes);
+    Flow::new(&file)?.program(name, PACKET.contains(&name))
+}
+
+/// The same for each program that is found to be quiet: had it a store, a helper that harms, or another verdict, that would show.
+#[test]
+fn what_a_quiet_program_must_not_do_would_be_found() -> Result<()> {
+    let stores = [
+        // *(u32 *)(r1 + 8) = 0
+        vec![[0x62, 0x01, 8, 0, 0, 0, 0, 0]],
+        // r2 = r1; *(u64 *)(r10 - 8) = r2; r3 = *(u64 *)(r10 - 8); lock *(u32 *)(r3 + 0) += r2
+        vec![
+            [0xbf, 0x12, 0, 0, 0, 0, 0, 0],
+            [0x7b, 0x2a, 0xf8, 0xff, 0, 0, 0, 0],
+            [0x79, 0xa3, 0xf8, 0xff, 0, 0, 0, 0],
+            [0xc3, 0x23, 0, 0, 0, 0, 0, 0],
+        ],
+    ];
+    // r0 = *(u32 *)(r1 + 76), the packet's data; *(u8 *)(r0 + 0) = 0
+    let to_packet = vec![[0x61, 0x10, 76, 0, 0, 0, 0, 0], [0x72, 0x00, 0, 0, 0, 0, 0, 0]];
+    // skb_store_bytes
+    let harmful = [[0x85, 0, 0, 0, 9, 0, 0, 0]];
+    // r0 = 7; exit
+    let verdict = [[0xb7, 0, 0, 0, 7, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
+    for name in FOLLOWING.into_iter().chain(PACKET) {
+        let packet = Some(&to_packet).filter(|_| PACKET.contains(&name));
+        for instructions in stores.iter().chain(packet) {
+            let report = begun_with(name, instructions)?;
+            let found = (report.findings.iter()).any(|finding| matches!(finding, Finding::Store { .. }));
+            ensure!(found, "{name}: {instructions:x?} is not found: {:?}", report.findings);
+        }
+        let report = begun_with(name, &harmful)?;
+        ensure!(!harm(&report).is_empty(), "{name}: {:?}", report.helpers);
+        let report = begun_with(name, &verdict)?;
+        ensure!(report.returns.as_deref() == Some(&[7]), "{name}: {:?}", report.returns);
     }
     Ok(())
 }

@@ -135,28 +135,29 @@ impl<'n> Scene<'n> {
 
 /// kube-proxy's iptables rules in small; false where there is no iptables.
 fn by_iptables(node: &Node, frontend: SocketAddr, endpoints: &[SocketAddr]) -> Result<bool> {
-    let mut text = String::from("*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-LOADED - [0:0]\n");
-    for i in 0..endpoints.len() {
-        text += &format!(":KUBE-SEP-{i} - [0:0]\n");
-    }
-    text += &format!(
-        "-A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n\
-         -A KUBE-SERVICES -d {}/32 -p tcp -m tcp --dport {} -j KUBE-SVC-LOADED\n",
+    let chains: Vec<_> = (0..endpoints.len())
+        .map(|i| format!(":KUBE-SEP-{i} - [0:0]\n"))
+        .collect();
+    let choices: Vec<_> = (endpoints.iter().enumerate())
+        .map(|(i, endpoint)| {
+            let left = endpoints.len() - i;
+            let chance = format!("-m statistic --mode random --probability {:.10} ", 1.0 / left as f64);
+            let choice = if left > 1 { chance.as_str() } else { "" };
+            format!(
+                "-A KUBE-SVC-LOADED {choice}-j KUBE-SEP-{i}\n\
+                 -A KUBE-SEP-{i} -p tcp -m tcp -j DNAT --to-destination {endpoint}\n"
+            )
+        })
+        .collect();
+    let text = format!(
+        "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-LOADED - [0:0]\n{}\
+         -A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n\
+         -A KUBE-SERVICES -d {}/32 -p tcp -m tcp --dport {} -j KUBE-SVC-LOADED\n{}COMMIT\n",
+        chains.concat(),
         frontend.ip(),
-        frontend.port()
+        frontend.port(),
+        choices.concat(),
     );
-    for (i, endpoint) in endpoints.iter().enumerate() {
-        let left = endpoints.len() - i;
-        let choice = if left > 1 {
-            format!("-m statistic --mode random --probability {:.10} ", 1.0 / left as f64)
-        } else {
-            String::new()
-        };
-        text += &format!(
-            "-A KUBE-SVC-LOADED {choice}-j KUBE-SEP-{i}\n-A KUBE-SEP-{i} -p tcp -m tcp -j DNAT --to-destination {endpoint}\n"
-        );
-    }
-    text += "COMMIT\n";
     let mut command = Command::new("iptables-restore");
     command.stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut child = match node.netns().place(&mut command).spawn() {
