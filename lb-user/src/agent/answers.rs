@@ -15,17 +15,19 @@ use crate::{
     analysis::{
         imbalance::Imbalance,
         reuse::{ReuseCounts, chance_of_same},
+        stickiness::Client,
     },
     compile::{Compiled, proto},
     datapath::attach,
     model::{DesiredService, FrontendKind, Kind, ObjectName, Protocol, Scope, SetName},
-    observe::Observation,
+    observe::{Observation, address, clients::Caller},
     reconcile::Reconciler,
     view::{
-        Answers, BackendCountsView, BackendState, BackendView, CountsView, DiagnosisView, EventReader, ExplainQuery,
-        ExplainView, FrontendView, GraphView, HealthView, KindView, MapDumpView, MapInfoView, MapUsageView,
-        NodeFactsView, ProblemView, ProgramView, QueryError, ReportView, ReuseView, ServiceFilter, ServiceReuseView,
-        ServiceView, SourceView, StatusView, SyncView, TableSlotsView, TableView, Timestamp,
+        Answers, BackendCountsView, BackendState, BackendView, ClientReuseView, CountsView, DiagnosisView, EventReader,
+        ExplainQuery, ExplainView, FrontendView, GraphView, HealthView, KindView, MAX_CLIENTS, MapDumpView,
+        MapInfoView, MapUsageView, NodeFactsView, ProblemView, ProgramView, QueryError, ReportView, ReuseView,
+        ServiceFilter, ServiceReuseView, ServiceView, SourceView, StatusView, SyncView, TableSlotsView, TableView,
+        Timestamp,
     },
 };
 
@@ -113,6 +115,47 @@ impl Shared {
             .collect();
         all.sort_by_key(|(name, _)| *name);
         all.into_iter()
+    }
+
+    /// The clients with the most reuses.
+    fn client_reuse(
+        reconciler: &Reconciler,
+        observation: &Observation,
+        filter: &ServiceFilter,
+    ) -> Vec<ClientReuseView> {
+        let names: BTreeMap<u32, &ObjectName> = Self::shown(reconciler, filter)
+            .map(|(name, service)| (service.service_id, name))
+            .collect();
+        let mut clients: Vec<_> = (observation.reuse().clients())
+            .filter_map(|(client, counts)| Some((*names.get(&client.service)?, client, counts)))
+            .filter(|(_, _, counts)| counts.total() > 0)
+            .collect();
+        clients.sort_by_key(|(_, client, counts)| (u64::MAX - counts.total(), **client));
+        clients.truncate(MAX_CLIENTS);
+        clients
+            .into_iter()
+            .map(|(name, client, counts)| {
+                let key = Client {
+                    netns: client.netns,
+                    address: client.address,
+                };
+                ClientReuseView {
+                    client: address(client.address),
+                    workload: observation.caller(&key).and_then(|caller| match caller {
+                        Caller::Pod(pod) => Some(format!("{}/{}", pod.name.namespace, pod.workload.name)),
+                        Caller::Node => None,
+                    }),
+                    namespace: name.namespace.to_string(),
+                    name: name.name.to_string(),
+                    connections: counts.connections,
+                    total: counts.total(),
+                    same_backend: counts.same_backend,
+                    moved: counts.moved,
+                    stale_backend: counts.stale_backend,
+                    unknown_backend: counts.unknown_backend,
+                }
+            })
+            .collect()
     }
 
     fn service_view(
@@ -409,6 +452,8 @@ impl Answers for Shared {
         view.tuples = tracker.tuples() as u64;
         view.evicted = tracker.evicted();
         view.late = tracker.late();
+        view.clients = Self::client_reuse(&reconciler, &observation, filter);
+        view.clients_forgotten = tracker.clients_forgotten();
         Ok(view)
     }
 

@@ -6,6 +6,7 @@
 //! and is counted apart. Of two connections that overlap, the one that ends later is the overlap, unless openings are
 //! reported too (records without an end): then it is the one that began later. Time comes from the records alone.
 
+mod clients;
 mod counts;
 mod pending;
 #[cfg(test)]
@@ -16,6 +17,8 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
+use clients::Clients;
+pub use clients::ServiceClient;
 pub use counts::{EDGES_SECONDS, INTERVAL_BUCKETS, Outcome, ReuseCounts, chance_of_same};
 use pending::Pending;
 
@@ -117,6 +120,9 @@ pub struct Judged {
     pub outcome: Outcome,
 }
 
+/// Clients whose reuse is counted apart, at some 250 bytes each.
+const MAX_CLIENTS: usize = 4_096;
+
 /// Judged connections that are kept for whoever asked for reports.
 const MAX_REPORTED: usize = 16_384;
 
@@ -132,6 +138,7 @@ pub struct ReuseTracker {
     order: VecDeque<(u64, Digest)>,
     total: ReuseCounts,
     services: BTreeMap<u32, ReuseCounts>,
+    clients: Clients,
     newest_ns: u64,
     evicted: u64,
     late: u64,
@@ -148,6 +155,7 @@ impl ReuseTracker {
             order: VecDeque::new(),
             total: ReuseCounts::default(),
             services: BTreeMap::new(),
+            clients: Clients::new(MAX_CLIENTS),
             newest_ns: 0,
             evicted: 0,
             late: 0,
@@ -217,6 +225,17 @@ impl ReuseTracker {
     /// Drops a Service's counts, when the Service has gone; the totals keep them.
     pub fn forget_service(&mut self, id: u32) {
         self.services.remove(&id);
+        self.clients.forget_service(id);
+    }
+
+    /// Counts by client, of those that are remembered; in no order.
+    pub fn clients(&self) -> impl Iterator<Item = (&ServiceClient, &ReuseCounts)> {
+        self.clients.iter()
+    }
+
+    /// Clients forgotten for want of room.
+    pub fn clients_forgotten(&self) -> u64 {
+        self.clients.forgotten()
     }
 
     /// Tuples remembered now.
@@ -278,6 +297,12 @@ impl ReuseTracker {
         }
         self.total.add(outcome);
         self.services.entry(record.service).or_default().add(outcome);
+        let client = ServiceClient {
+            service: record.service,
+            netns: record.tuple.netns,
+            address: record.tuple.client,
+        };
+        self.clients.add(client, outcome);
         self.touch(tuple, record.end_ns);
     }
 

@@ -131,6 +131,45 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
         }
         out.push_str(&grid.render(output.headers, output.color));
     }
+    if !view.clients.is_empty() {
+        out.push('\n');
+        let mut grid = Grid::new(&[
+            "CLIENT",
+            "WORKLOAD",
+            "SERVICE",
+            ">CONNECTIONS",
+            ">REUSES",
+            ">SAME",
+            ">MOVED",
+            ">STALE",
+            ">UNKNOWN",
+        ]);
+        for client in &view.clients {
+            grid.row(
+                Tone::Plain,
+                [
+                    client.client.to_string(),
+                    client.workload.clone().unwrap_or_default(),
+                    format!("{}/{}", client.namespace, client.name),
+                    client.connections.to_string(),
+                    client.total.to_string(),
+                    client.same_backend.to_string(),
+                    client.moved.to_string(),
+                    client.stale_backend.to_string(),
+                    client.unknown_backend.to_string(),
+                ],
+            );
+        }
+        out.push_str(&grid.render(output.headers, output.color));
+        if view.clients_forgotten > 0 {
+            // Writing into a String cannot fail.
+            let _infallible = writeln!(
+                out,
+                "{} clients were forgotten for want of room.",
+                view.clients_forgotten
+            );
+        }
+    }
     out
 }
 

@@ -9,13 +9,13 @@ use lb_user::{
     },
     model::ObjectName,
     view::{
-        Answers, AttributionView, BackendCountsView, BackendState, BackendView, CallView, CandidateView, ClientsView,
-        CountsView, DiagnosisView, EndpointView, EventReader, EventView, ExplainQuery, ExplainView, FrontendView,
-        GraphView, HealthView, HistoryBackendView, HistoryPointView, IntervalView, KindView, LatencyView, MapDumpView,
-        MapInfoView, MapRowView, MapUsageView, Mode, NodeFactsView, PortUseView, ProblemView, ProgramView, QueryError,
-        ReportView, ReuseView, ServiceFilter, ServiceReportView, ServiceReuseView, ServiceView, SettingView,
-        SourceView, StarvedView, StatusView, SyncView, TableSlotsView, TableView, Timestamp, Verdict, VerdictKind,
-        WorkloadView,
+        Answers, AttributionView, BackendCountsView, BackendState, BackendView, CallView, CandidateView,
+        ClientReuseView, ClientsView, CountsView, DiagnosisView, EndpointView, EventReader, EventView, ExplainQuery,
+        ExplainView, FrontendView, GraphView, HealthView, HistoryBackendView, HistoryPointView, IntervalView, KindView,
+        LatencyView, MapDumpView, MapInfoView, MapRowView, MapUsageView, Mode, NodeFactsView, PortUseView, ProblemView,
+        ProgramView, QueryError, ReportView, ReuseView, ServiceFilter, ServiceReportView, ServiceReuseView,
+        ServiceView, SettingView, SourceView, StarvedView, StatusView, SyncView, TableSlotsView, TableView, Timestamp,
+        Verdict, VerdictKind, WorkloadView,
     },
 };
 
@@ -252,6 +252,20 @@ impl Answers for Fixture {
         services.retain(|service| filter.admits(&ObjectName::new(&service.namespace, &service.name)));
         let mut view = ReuseView::new(120.0, &counts, services);
         view.tuples = 200;
+        if filter.admits(&ObjectName::new("shop", "web")) {
+            view.clients = vec![ClientReuseView {
+                client: ip("10.244.1.9"),
+                workload: Some("shop/nginx".into()),
+                namespace: "shop".into(),
+                name: "web".into(),
+                connections: 1_000,
+                total: 640,
+                same_backend: 640,
+                moved: 0,
+                stale_backend: 0,
+                unknown_backend: 0,
+            }];
+        }
         Ok(view)
     }
 

@@ -32,7 +32,7 @@ pub use graph::{CallView, GraphView, WorkloadView};
 pub use map::{MapDumpView, MapInfoView, MapRowView};
 pub use query::{Answers, EventReader, ExplainQuery, Query, QueryError, ServiceFilter, parse_service_name};
 pub use report::{HistoryBackendView, HistoryPointView, ReportView, ServiceReportView};
-pub use reuse::{IntervalView, ReuseView, ServiceReuseView};
+pub use reuse::{ClientReuseView, IntervalView, MAX_CLIENTS, ReuseView, ServiceReuseView};
 pub use service::{BackendCountsView, BackendState, BackendView, FrontendView, ImbalanceView, ServiceView};
 pub use status::{
     CountsView, HealthView, KindView, MapUsageView, Mode, ProblemView, ProgramView, SourceView, StatusView, SyncView,

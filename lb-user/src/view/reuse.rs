@@ -1,5 +1,7 @@
 //! Tuple reuse: `evenkeel reuse`.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::analysis::reuse::{EDGES_SECONDS, ReuseCounts};
@@ -41,6 +43,42 @@ pub struct ReuseView {
     pub late: u64,
     /// By Service, most reuses first.
     pub services: Vec<ServiceReuseView>,
+    /// By client, most reuses first; the first [`MAX_CLIENTS`] of them.
+    #[serde(default)]
+    pub clients: Vec<ClientReuseView>,
+    /// Clients forgotten for want of room.
+    #[serde(default)]
+    pub clients_forgotten: u64,
+}
+
+/// Clients that an answer holds.
+pub const MAX_CLIENTS: usize = 20;
+
+/// One client's reuse towards one Service.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClientReuseView {
+    /// The client's address.
+    pub client: IpAddr,
+    /// The workload that it is, such as `shop/nginx`, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workload: Option<String>,
+    /// The Service's namespace.
+    pub namespace: String,
+    /// The Service's name.
+    pub name: String,
+    /// Connections whose records were judged.
+    pub connections: u64,
+    /// Reuses.
+    pub total: u64,
+    /// Reuses that met the same backend.
+    pub same_backend: u64,
+    /// Reuses that met another one.
+    pub moved: u64,
+    /// Reuses whose previous backend was no longer usable.
+    pub stale_backend: u64,
+    /// Reuses of which a backend was not seen.
+    pub unknown_backend: u64,
 }
 
 /// One bucket of the intervals' histogram.
@@ -147,6 +185,8 @@ impl ReuseView {
             evicted: 0,
             late: 0,
             services,
+            clients: Vec::new(),
+            clients_forgotten: 0,
         }
     }
 }

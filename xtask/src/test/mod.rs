@@ -17,7 +17,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use self::outcome::{End, Outcome};
 use self::summary::{ExpectedSkips, Row, summarise};
@@ -80,6 +80,11 @@ pub(crate) fn command(layout: &Layout, options: &Options) -> Result<ExitCode> {
     let lacking = lacking(layout, &places);
     let built = targets::build(layout)?;
     let selected = select(&built, options.filter.as_deref());
+    if options.filter.is_none()
+        && let Some(empty) = empty_target(&built, &selected)
+    {
+        bail!("the test target {empty} has no test: does tests/Cargo.toml lack its `harness = false`?");
+    }
     let mut rows = Vec::new();
     let mut lines = Vec::new();
     for place in places {
@@ -138,6 +143,14 @@ fn select<'a>(built: &'a Built, filter: Option<&'a str>) -> Vec<Selected<'a>> {
         selected.push(Selected { suite, filter });
     }
     selected
+}
+
+/// A test target of its own that lists no test: whoever wrote it meant some. (Unit tests of a library or binary may be none.)
+fn empty_target<'a>(built: &'a Built, selected: &[Selected<'_>]) -> Option<&'a str> {
+    let targets = built.suites.iter().map(|suite| suite.name.as_str());
+    targets
+        .filter(|name| !name.contains(' '))
+        .find(|name| selected.iter().all(|selected| selected.suite.name != *name))
 }
 
 fn here(
