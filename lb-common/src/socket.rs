@@ -48,16 +48,8 @@ pub mod mark {
 pub struct Passage {
     /// When its last SYN was seen, nanoseconds of the monotonic clock.
     pub syn_ns: u64,
-    /// The Service.
-    pub service_id: u32,
-    /// The backend; 0 until it is seen.
-    pub backend_id: u32,
-    /// 1 once an end of the connection was seen.
-    pub ending: u32,
-    /// Always 0.
-    pub pad: u32,
 }
-shared_layout!(Passage, size 24, align 8);
+shared_layout!(Passage, size 8, align 8);
 
 /// Values of [`SocketState::phase`].
 pub mod phase {

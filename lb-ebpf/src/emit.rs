@@ -49,7 +49,9 @@ pub fn established(state: &SocketState) {
                 add(&raw mut (*stats).established);
             }
         }
-        if let Some(stats) = SERVICE_STATS.get_ptr_mut(state.service_id) {
+        if !is_direct(state)
+            && let Some(stats) = SERVICE_STATS.get_ptr_mut(state.service_id)
+        {
             add(&raw mut (*stats).established);
         }
     }
@@ -70,7 +72,9 @@ pub fn connection(hook: u32, netns_cookie: u64, state: &mut SocketState, result:
                     add(&raw mut (*stats).closed);
                 }
             }
-            if let Some(stats) = service {
+            if !is_direct(state)
+                && let Some(stats) = service
+            {
                 add(&raw mut (*stats).closed);
             }
         } else {
@@ -81,7 +85,9 @@ pub fn connection(hook: u32, netns_cookie: u64, state: &mut SocketState, result:
                     add(&raw mut (*stats).failed);
                 }
             }
-            if let Some(stats) = service {
+            if !is_direct(state)
+                && let Some(stats) = service
+            {
                 let failed = (&raw mut (*stats).failed).cast::<u64>();
                 add(failed.add((result & 7) as usize));
             }
@@ -110,9 +116,20 @@ pub fn connection(hook: u32, netns_cookie: u64, state: &mut SocketState, result:
             (*record).pad = 0;
         }
     });
-    if globals::has(feature::PACKETS) {
-        let client = FrontendKey::new(state.client, state.client_port, state.proto);
+    state.phase = phase::RECORDED;
+}
+
+/// Forgets whose source this was, if it still is this socket's: a port is given to several sockets that dial several peers.
+#[inline(always)]
+pub fn forget_source(state: &SocketState, cookie: u64) {
+    if !globals::has(feature::PACKETS) {
+        return;
+    }
+    let client = FrontendKey::new(state.client, state.client_port, state.proto);
+    if let Some(owner) = DIALS.get_ptr(&client)
+        // SAFETY: an element of the map; removed elements stay readable until the program ends.
+        && unsafe { *owner } == cookie
+    {
         let _ = DIALS.remove(&client);
     }
-    state.phase = phase::RECORDED;
 }

@@ -32,6 +32,7 @@ pub fn release(ctx: &SockContext) -> i32 {
         // SAFETY: an element of the map that only this socket's own calls change.
         let state = unsafe { &mut *state };
         end(ctx, state);
+        emit::forget_source(state, cookie);
         let _ = SOCKETS.remove(&cookie);
     }
     if protocol == UDP as u32 {

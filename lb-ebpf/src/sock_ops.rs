@@ -177,6 +177,8 @@ fn closed(ops: *mut bpf_sock_ops) {
     // SAFETY: the helper takes the program's context.
     let netns_cookie = unsafe { bpf_get_netns_cookie(ops.cast()) };
     emit::connection(hook::SOCK_OPS, netns_cookie, state, result, errno);
+    // SAFETY: the helper takes the program's context.
+    emit::forget_source(state, unsafe { bpf_get_socket_cookie(ops.cast()) });
 }
 
 /// The socket's pending error: sock_ops has no field for it, so it is read from `struct sock` at the offset that the

@@ -79,6 +79,8 @@ pub struct Reconciler<M = Kernel> {
     /// Services of the agent's own, beside those that are wanted from outside.
     own: BTreeMap<ObjectName, DesiredService>,
     usable: Arc<UsableBackends>,
+    /// Ids of Services that were removed, until somebody asks: their numbers may soon be another's.
+    removed: Vec<u32>,
     /// Kept for those who judge records.
     directory: Option<Arc<Directory>>,
     epoch: Instant,
@@ -104,6 +106,7 @@ impl<M: Maps> Reconciler<M> {
             sync: SyncState::default(),
             own: BTreeMap::new(),
             usable: Arc::new(UsableBackends::new(kernel_backends)),
+            removed: Vec::new(),
             directory: None,
             epoch: Instant::now(),
         })
@@ -335,6 +338,11 @@ impl<M: Maps> Reconciler<M> {
         self.sync.errors.remove(&name);
         self.sync.crowded_out.remove(&name);
         self.sync.latencies.push(since.elapsed());
+        if new.is_none()
+            && let Some(old) = &old
+        {
+            self.removed.push(old.service_id);
+        }
         if let Some(new) = new {
             self.tell_observers(&name, &new, true);
             self.by_id.insert(new.service_id, name.clone());
@@ -535,6 +543,11 @@ impl<M: Maps> Reconciler<M> {
     /// Which backends may get new connections, shared with whoever judges records.
     pub fn usable(&self) -> Arc<UsableBackends> {
         Arc::clone(&self.usable)
+    }
+
+    /// Ids of the Services that were removed since the last call.
+    pub fn take_removed(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.removed)
     }
 
     /// Keeps a directory of what addresses and ids stand for.

@@ -4,7 +4,7 @@
 //!
 //! A SYN towards a backend belongs to a followed socket if the packet still has that socket, or if its source is in `DIALS`:
 //! then the backend is noted in the socket's state, and all that follows is counted there. Any other SYN opens a passage,
-//! whose packets are recorded one by one.
+//! whose packets are recorded one by one, and which is counted nowhere.
 
 mod parse;
 
@@ -32,10 +32,6 @@ pub const EGRESS: u8 = 1;
 
 /// `TC_ACT_UNSPEC`, and `TCX_NEXT`: the next program decides.
 const NEXT: i32 = -1;
-
-/// A SYN this long after the last one of the same client address and port begins another connection, whether or not the end
-/// of the one before was seen: twice the longest pause between retransmissions of a SYN by default (64 s).
-const STALE_NS: u64 = 128_000_000_000;
 
 #[inline(always)]
 pub fn observe(ctx: &TcContext, direction: u8) -> i32 {
@@ -82,56 +78,19 @@ fn begin(ctx: &TcContext, direction: u8, segment: &Segment) {
         }
         return;
     }
-    if let Some(passage) = PASSAGES.get_ptr_mut(&client) {
-        // SAFETY: an element of the map; LRU elements may be reused while we look, which costs one wrong count at most.
-        let passage = unsafe { &mut *passage };
-        let now = ctx::now();
-        let over = passage.ending != 0 || now.wrapping_sub(passage.syn_ns) > STALE_NS;
-        if !over {
-            passage.syn_ns = now;
-            if passage.backend_id == 0
-                && let Some(id) = backend_of(passage.service_id, segment.dst, segment.dst_port)
-            {
-                passage.backend_id = id;
-                chosen(passage.service_id, id);
-            }
-            record(ctx, direction, segment);
-            return;
-        }
-    } else if direction == EGRESS && own == 0 {
+    let known = PASSAGES.get_ptr_mut(&client);
+    if known.is_none() && direction == EGRESS && own == 0 {
         // It came in under another source, or past the observed interfaces: nobody knows whose it is.
         count(hook::TC, action::MISS);
         return;
     }
-    let (service_id, backend_id) = match frontend {
-        // SAFETY: an element of the map; removed elements stay readable until the program ends.
-        Some(frontend) => (unsafe { (*frontend).service_id }, 0),
-        None => match backend {
-            Some(found) => found,
-            None => return,
-        },
-    };
-    let passage = Passage {
-        syn_ns: ctx::now(),
-        service_id,
-        backend_id,
-        ending: 0,
-        pad: 0,
-    };
-    let _ = PASSAGES.insert(&client, &passage, 0);
-    // SAFETY: live elements of their arrays.
-    unsafe {
-        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service_id) {
-            if backend_id == 0 {
-                add(&raw mut (*stats).connects);
-            } else {
-                add(&raw mut (*stats).direct);
-            }
-        }
-        if backend_id != 0
-            && let Some(stats) = BACKEND_STATS.get_ptr_mut(backend_id)
-        {
-            add(&raw mut (*stats).direct.connects);
+    // Nothing is counted for Services and backends: what comes from outside may be meant for fewer backends than a local
+    // client's connections are (externalTrafficPolicy), and evenness is judged over all of them.
+    match known {
+        // SAFETY: an element of the map; an LRU element may be reused while we look, and then a packet is recorded for nothing.
+        Some(passage) => unsafe { (*passage).syn_ns = ctx::now() },
+        None => {
+            let _ = PASSAGES.insert(&client, &Passage { syn_ns: ctx::now() }, 0);
         }
     }
     record(ctx, direction, segment);
@@ -142,18 +101,9 @@ fn begin(ctx: &TcContext, direction: u8, segment: &Segment) {
 fn go_on(ctx: &TcContext, direction: u8, segment: &Segment) {
     let forth = FrontendKey::new(segment.src, segment.src_port, TCP);
     let back = FrontendKey::new(segment.dst, segment.dst_port, TCP);
-    let passage = match PASSAGES.get_ptr_mut(&forth) {
-        Some(passage) => passage,
-        None => match PASSAGES.get_ptr_mut(&back) {
-            Some(passage) => passage,
-            None => return,
-        },
-    };
-    if segment.flags & (tcp_flag::FIN | tcp_flag::RST) != 0 {
-        // SAFETY: an element of the map.
-        unsafe { (*passage).ending = 1 };
+    if PASSAGES.get_ptr(&forth).is_some() || PASSAGES.get_ptr(&back).is_some() {
+        record(ctx, direction, segment);
     }
-    record(ctx, direction, segment);
 }
 
 /// The backend of one Service at an address.

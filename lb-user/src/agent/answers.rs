@@ -96,8 +96,8 @@ pub(super) fn count_backends(service: &Compiled) -> BackendCountsView {
 /// The evenness of a Service: that of its set with the most connections in the window.
 pub(super) fn imbalance(observation: &Observation, service_id: u32) -> Option<Imbalance> {
     observation
-        .windows(service_id)
-        .map(|(_, window)| window.imbalance())
+        .watches(service_id)
+        .map(|(_, watch)| watch.imbalance())
         .filter(|found| found.n > 0)
         .max_by_key(|found| found.n)
 }
@@ -454,6 +454,13 @@ impl Answers for Shared {
         view.late = tracker.late();
         view.clients = Self::client_reuse(&reconciler, &observation, filter);
         view.clients_forgotten = tracker.clients_forgotten();
+        // One id at a time, for the Services that are shown.
+        for (_, service) in Self::shown(&reconciler, filter) {
+            if let Some(counts) = observation.backend_reuse().service(service.service_id) {
+                view.backend_level_connections += counts.connections;
+                view.backend_level_total += counts.total();
+            }
+        }
         Ok(view)
     }
 

@@ -23,7 +23,7 @@ use crate::{
     },
     compile::{Compiled, CompiledSet},
     metrics::Buckets,
-    model::{Endpoint, Family, ObjectName, SetName},
+    model::{Endpoint, Family, ObjectName, Scope, SetName},
     node::{proxy, table::Finding},
     observe::{
         Observation, SetKey, address, monotonic_ns,
@@ -146,9 +146,11 @@ impl Shared {
             })
         });
         let ipvs = matches!(facts.proxy.kind, proxy::Kind::KubeProxyIpvs | proxy::Kind::Ipvs);
-        let scheduler = case
+        let protocol = case.set.name.protocol;
+        let programmed = case
             .frontends()
-            .find_map(|frontend| facts.table.service(frontend, case.set.name.protocol)?.scheduler.clone());
+            .find_map(|frontend| facts.table.service(frontend, protocol));
+        let scheduler = programmed.and_then(|programmed| programmed.scheduler.clone());
         Evidence {
             in_proxy: if self.config.mode == Mode::Balance {
                 Some(true)
@@ -157,7 +159,8 @@ impl Shared {
             },
             proxy_weight,
             excluded_by_topology,
-            affinity_configured: case.affinity_seconds().is_some(),
+            affinity_configured: case.affinity_seconds().is_some()
+                || programmed.is_some_and(|programmed| programmed.persistent.is_some()),
             stickiness: Some(StickinessEvidence {
                 pairs: sticky.pairs,
                 same: sticky.same,
@@ -293,7 +296,7 @@ impl Shared {
         let now_ns = monotonic_ns();
         let watch = case.watch;
         let service_id = case.service.service_id;
-        let new = Some(watch.window().imbalance()).filter(|found| found.n > 0);
+        let new = Some(watch.imbalance()).filter(|found| found.n > 0);
         let since_start = Some(watch.since_start()).filter(|found| found.n > 0);
         let open = Some(watch.open()).filter(|found| found.n > 0);
         let alarms: Vec<&Alarm> = watch.alarms().collect();
@@ -499,7 +502,8 @@ impl Shared {
                 (true, _) => "terminating",
                 (false, false) => "not_ready",
                 (false, true) if elsewhere => "topology",
-                (false, true) => "not_local",
+                (false, true) if case.set.name.scope == Scope::Local => "not_local",
+                (false, true) => "refused",
             };
             let (programmed, proxy_weight) = case.programmed(facts, address);
             let view = EndpointView {
@@ -605,6 +609,7 @@ fn verdict_kind(
     } else if new.insufficient {
         // A trickle says nothing in a minute, but much in an hour.
         match since_start {
+            _ if !watch.is_told() => VerdictKind::Insufficient,
             Some(long) if long.alarm => VerdictKind::Uneven,
             Some(long) if !long.insufficient => VerdictKind::Even,
             _ => VerdictKind::Insufficient,

@@ -211,10 +211,7 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                 push(
                     order_of(key.addr, key.port, key.proto),
                     format!("{}/{}", at(key.addr, key.port), protocol(key.proto)),
-                    format!(
-                        "service={} backend={} ending={} syn_ns={}",
-                        p.service_id, p.backend_id, p.ending, p.syn_ns
-                    ),
+                    format!("syn_ns={}", p.syn_ns),
                 );
             }
         }

@@ -17,9 +17,9 @@ use crate::{
 impl Shared {
     /// The calls of the Services that pass a filter, those of one workload put together.
     pub(super) fn graph_view(&self, filter: &ServiceFilter) -> Result<GraphView, QueryError> {
+        let host = Host::read().map_err(|error| QueryError::Failed(error.to_string()))?;
         let reconciler = lock(&self.reconciler);
         let observation = lock(&self.observation);
-        let host = Host::read().map_err(|error| QueryError::Failed(error.to_string()))?;
         let names: BTreeMap<u32, _> = Self::shown(&reconciler, filter)
             .map(|(name, service)| (service.service_id, name))
             .collect();

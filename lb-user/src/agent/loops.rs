@@ -21,14 +21,15 @@ use super::{
 use crate::{
     analysis::{ports::Destination, stickiness::Client},
     compile::Compiled,
+    datapath::census::Census,
     model::{ObjectName, Update},
+    node::proxy,
     observe::{
         SetKey, monotonic_ns, octets,
         ring::Ring,
-        sets::{AlarmChange, Sample},
+        sets::{AlarmChange, Sample, Traffic},
         wall,
     },
-    reconcile::Reconciler,
     source::Running,
     supervise::{Liveness, supervise},
     view::{EventView, Mode},
@@ -54,6 +55,8 @@ const PROBE_AGAIN: Duration = Duration::from_millis(50);
 /// The most records that are taken under one lock.
 const MOST_RECORDS: usize = 4_096;
 
+/// In how many readings the open sockets are looked at once.
+const READINGS_PER_PORTS: u64 = 10;
 /// The most sockets that are looked at for the use of ports.
 const MOST_SOCKETS: usize = 65_536;
 
@@ -171,7 +174,12 @@ async fn reconcile(shared: &Arc<Shared>, input: &Input, liveness: &Liveness) -> 
                 }
             }
             let flushed = shared.flush();
-            lock(&shared.reconciler).reclaim();
+            let removed = {
+                let mut reconciler = lock(&shared.reconciler);
+                reconciler.reclaim();
+                reconciler.take_removed()
+            };
+            lock(&shared.observation).forget_services(&removed.into_iter().collect());
             if flushed.services >= LARGE_FLUSH {
                 heap::give_back();
             }
@@ -256,16 +264,29 @@ fn take_records(shared: &Shared, ring: &mut Ring, now_ns: u64) -> bool {
 async fn readings(shared: &Arc<Shared>, liveness: &Liveness) -> Result<(), String> {
     let mut ticks = interval(READING);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut round: u64 = 0;
     loop {
         ticks.tick().await;
         liveness.beat();
+        round += 1;
         let shared = shared.clone();
-        run_blocking(move || read_counters(&shared)).await??;
+        run_blocking(move || {
+            if round.is_multiple_of(READINGS_PER_PORTS) {
+                let open = open_ports(&shared.census);
+                lock(&shared.observation).set_open_ports(&open);
+            }
+            read_counters(&shared)
+        })
+        .await??;
     }
 }
 
 fn read_counters(shared: &Shared) -> Result<(), String> {
     let begun = read_sets(shared)?;
+    if begun.relay {
+        // Whether a process relays the connections is looked up; the next reading goes by it.
+        shared.fresh_facts();
+    }
     if begun.alarms {
         explain_alarms(shared);
     }
@@ -279,9 +300,24 @@ struct Read {
     changes: Vec<(ObjectName, AlarmChange, SetKey)>,
     /// Whether any alarm holds.
     alarms: bool,
+    /// Whether the connections of some Service look as if a process relayed them.
+    relay: bool,
+}
+
+/// Who chooses endpoints on this node, by what is known now.
+fn traffic(shared: &Shared) -> Traffic {
+    if shared.config.mode == Mode::Balance {
+        return Traffic::Balanced;
+    }
+    let facts = lock(&shared.facts);
+    match facts.as_ref().map(|facts| facts.proxy.kind) {
+        Some(proxy::Kind::Userspace) => Traffic::Relayed,
+        _ => Traffic::Translated,
+    }
 }
 
 fn read_sets(shared: &Shared) -> Result<Read, String> {
+    let traffic = traffic(shared);
     let reconciler = lock(&shared.reconciler);
     let kernel = reconciler.kernel();
     let all = Shared::all_service_counters(&reconciler).map_err(|error| error.to_string())?;
@@ -294,14 +330,14 @@ fn read_sets(shared: &Shared) -> Result<Read, String> {
     };
     let ids = with_traffic().flat_map(|(_, service)| service.backends.iter().map(|(id, _)| *id));
     let counters = kernel.backend_counters_of(ids).map_err(|error| error.to_string())?;
-    let open = open_ports(&reconciler);
     let mut observation = lock(&shared.observation);
-    observation.set_open_ports(&open);
     let now = monotonic_ns();
-    let balance = shared.config.mode == Mode::Balance;
     let mut read = Read::default();
     for (name, service) in with_traffic() {
         let of_service = counters_of(service);
+        read.relay |= traffic == Traffic::Translated
+            && of_service.direct * 2 >= of_service.connects
+            && of_service.attributed * 10 < of_service.connects;
         for set in &service.sets {
             let samples: Vec<Sample> = set
                 .members
@@ -313,7 +349,7 @@ fn read_sets(shared: &Shared) -> Result<Read, String> {
                 })
                 .collect();
             let key = (service.service_id, set.set_id);
-            let changes = observation.read_set(key, now, balance, &of_service, &samples);
+            let changes = observation.read_set(key, now, traffic, &of_service, &samples);
             read.changes
                 .extend(changes.into_iter().map(|change| (name.clone(), change, key)));
             read.alarms |= observation
@@ -322,14 +358,20 @@ fn read_sets(shared: &Shared) -> Result<Read, String> {
         }
     }
     let there = with_traffic().flat_map(|(_, service)| service.sets.iter().map(|set| (service.service_id, set.set_id)));
-    observation.keep_sets(&there.collect());
+    for (key, change) in observation.keep_sets(&there.collect()) {
+        if let Some(name) = shared.directory.service(key.0) {
+            read.changes.push((name, change, key));
+        }
+    }
     Ok(read)
 }
 
 /// Connections open now, by Service, client and destination.
-fn open_ports(reconciler: &Reconciler) -> HashMap<(u32, Client, Destination), u64> {
+///
+/// Two system calls a socket: it is done without any lock, and not at every reading.
+fn open_ports(census: &Census) -> HashMap<(u32, Client, Destination), u64> {
     let mut open = HashMap::new();
-    for (_, state) in reconciler.kernel().sockets().take(MOST_SOCKETS) {
+    for state in census.sockets().take(MOST_SOCKETS) {
         if state.client_port.0 == 0 || state.phase == phase::RECORDED {
             continue;
         }
@@ -356,7 +398,8 @@ fn explain_alarms(shared: &Shared) {
     for (name, service) in reconciler.applied() {
         for set in &service.sets {
             let key = (service.service_id, set.set_id);
-            let Some(watch) = observation.watch(key) else { continue };
+            let watch = observation.watch(key).filter(|watch| watch.alarms().next().is_some());
+            let Some(watch) = watch else { continue };
             let case = Case {
                 name,
                 service,
@@ -384,9 +427,7 @@ fn tell_alarms(shared: &Shared, changes: &[(ObjectName, AlarmChange, SetKey)]) {
             .watch(*key)
             .and_then(|watch| watch.alarms().find(|a| a.backend == change.alarm.backend));
         let alarm = known.filter(|_| change.raised).unwrap_or(&change.alarm).clone();
-        let Some(endpoint) = shared.directory.backend(alarm.backend) else {
-            continue;
-        };
+        let Some(endpoint) = alarm.endpoint else { continue };
         let cause = alarm.verdict.cause.name();
         if change.raised {
             tracing::warn!(
@@ -394,7 +435,7 @@ fn tell_alarms(shared: &Shared, changes: &[(ObjectName, AlarmChange, SetKey)]) {
                 probability = alarm.probability, window_seconds = alarm.window_seconds, "an endpoint is starved"
             );
         } else {
-            tracing::info!(service = %name, %endpoint, cause, "an endpoint is starved no longer");
+            tracing::info!(service = %name, %endpoint, cause, "the alarm is over: it has recovered or left, or cannot be told any more");
         }
         let event = EventView::Alarm {
             time: wall(monotonic_ns()),

@@ -190,7 +190,7 @@ fn set_up(config: &Config, pins: &Pins) -> Result<(Reconciler, Programs, aya::ma
     };
     // The programs of another version go on until our maps are filled: see `Programs::take_over`.
     if programs.predecessors.is_empty() {
-        programs.attach(mode, &state::interface_names(&config.interfaces))?;
+        programs.attach(mode, &config.interfaces)?;
     }
     Ok((reconciler, programs, events))
 }

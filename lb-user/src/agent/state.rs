@@ -64,12 +64,17 @@ pub(super) struct Programs {
 
 impl Programs {
     /// Attaches the programs of the mode.
-    pub(super) fn attach(&mut self, mode: load::Mode, interfaces: &[String]) -> Result<(), AttachError> {
+    pub(super) fn attach(&mut self, mode: load::Mode, wanted: &Interfaces) -> Result<(), AttachError> {
         for (link, done) in self.attachments.attach_cgroup(&mut self.object, mode, true)? {
             tracing::debug!(%link, ?done, "link");
         }
-        for interface in interfaces {
-            self.attachments.attach_interface(&mut self.object, interface)?;
+        for interface in interface_names(wanted) {
+            match self.attachments.attach_interface(&mut self.object, &interface) {
+                Ok(_) => {}
+                // Of all that there were one may have gone meanwhile; one that was named must be there.
+                Err(AttachError::Interface { .. }) if *wanted == Interfaces::All => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -78,14 +83,14 @@ impl Programs {
     ///
     /// Each of their links gets our program in one step, so that no connection meets two programs or none: both sides
     /// share the state of sockets, and the second one would forget what the first has just noted. Then their maps go.
-    pub(super) fn take_over(&mut self, mode: load::Mode, interfaces: &[String]) -> Result<(), AttachError> {
+    pub(super) fn take_over(&mut self, mode: load::Mode, wanted: &Interfaces) -> Result<(), AttachError> {
         if self.predecessors.is_empty() {
             return Ok(());
         }
         for predecessor in &self.predecessors {
-            self.attachments.adopt(predecessor, interfaces)?;
+            self.attachments.adopt(predecessor, &interface_names(wanted))?;
         }
-        self.attach(mode, interfaces)?;
+        self.attach(mode, wanted)?;
         while let Some(predecessor) = self.predecessors.last() {
             predecessor.remove_folder().map_err(|source| AttachError::Predecessor {
                 folder: predecessor.folder(),
@@ -99,7 +104,7 @@ impl Programs {
 }
 
 /// The names of the interfaces that a configuration means now.
-pub(super) fn interface_names(wanted: &Interfaces) -> Vec<String> {
+fn interface_names(wanted: &Interfaces) -> Vec<String> {
     match wanted {
         Interfaces::None => Vec::new(),
         Interfaces::Named(names) => names.clone(),
@@ -153,11 +158,6 @@ impl Shared {
         }
     }
 
-    /// The names of the interfaces to observe now.
-    pub(super) fn interfaces(&self) -> Vec<String> {
-        interface_names(&self.config.interfaces)
-    }
-
     /// Brings the packet programs to interfaces that have come, and forgets those that have gone.
     pub(super) fn follow_interfaces(&self) -> Result<(), AttachError> {
         if self.config.interfaces != Interfaces::All {
@@ -179,7 +179,8 @@ impl Shared {
                 Err(AttachError::Interface { .. }) => {
                     tracing::debug!(interface = %name, "went before it could be observed");
                 }
-                Err(error) => return Err(error),
+                // One that refuses must not keep the others from being observed, nor the links from being repaired.
+                Err(error) => tracing::warn!(interface = %name, %error, "not observed; it is tried again"),
             }
         }
         Ok(())
@@ -244,7 +245,7 @@ impl Shared {
 
     /// Takes over from another version's programs, if there are any; the repair loop tries again what fails here.
     fn take_over(&self) {
-        let taken = lock(&self.programs).take_over(self.datapath_mode(), &self.interfaces());
+        let taken = lock(&self.programs).take_over(self.datapath_mode(), &self.config.interfaces);
         if let Err(error) = taken {
             tracing::error!(%error, "another version's programs could not be replaced; it is tried again");
         }
@@ -258,7 +259,7 @@ impl Shared {
         let programs = &mut *programs;
         if !programs.predecessors.is_empty() {
             if synced {
-                programs.take_over(self.datapath_mode(), &self.interfaces())?;
+                programs.take_over(self.datapath_mode(), &self.config.interfaces)?;
             }
             return Ok(Vec::new());
         }

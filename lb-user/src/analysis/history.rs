@@ -4,14 +4,14 @@
 //! since the start stays in view, in fewer and longer steps. Memory: at most [`MAX_STEPS`] steps of [`MAX_BACKENDS`] backends a
 //! set, of [`MAX_SETS`] sets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::window::Reading;
 
 /// Steps of the grid.
-pub const MAX_STEPS: usize = 600;
+pub const MAX_STEPS: usize = 360;
 /// Backends of a set that are followed; further ones are left out of its picture.
-pub const MAX_BACKENDS: usize = 64;
+pub const MAX_BACKENDS: usize = 32;
 /// Sets that are followed; those that come later have no history.
 pub const MAX_SETS: usize = 128;
 /// The first step, in nanoseconds.
@@ -87,12 +87,9 @@ impl History {
         dispersion: Option<f64>,
     ) {
         let first = self.steps.is_empty() && self.totals.is_empty();
+        let there: BTreeSet<u32> = members.iter().filter(|m| m.weight > 0).map(|m| m.backend).collect();
         for line in &mut self.backends {
-            if line.gone_ns.is_none()
-                && !members
-                    .iter()
-                    .any(|member| member.backend == line.backend && member.weight > 0)
-            {
+            if line.gone_ns.is_none() && !there.contains(&line.backend) {
                 line.gone_ns = Some(now_ns);
             }
         }
@@ -189,6 +186,11 @@ impl<K: Ord + Copy> Histories<K> {
         }
     }
 
+    /// Whether a reading of a set would be kept.
+    pub fn follows(&self, set: &K) -> bool {
+        self.sets.len() < MAX_SETS || self.sets.contains_key(set)
+    }
+
     /// Takes a reading of one set's members at `now_ns`, with the connections that are open on each.
     pub fn read(
         &mut self,
@@ -204,7 +206,7 @@ impl<K: Ord + Copy> Histories<K> {
                 history.merge(&self.grid);
             }
         }
-        if self.sets.len() >= MAX_SETS && !self.sets.contains_key(&set) {
+        if !self.follows(&set) {
             return;
         }
         self.sets

@@ -66,6 +66,15 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
         "Overlaps:",
         format!("{} (a use began while another was open; not reuses)", view.overlap),
     );
+    if view.backend_level_connections > 0 {
+        line(
+            "Direct:",
+            format!(
+                "{} reuses among {} connections straight to backends (counted apart)",
+                view.backend_level_total, view.backend_level_connections
+            ),
+        );
+    }
     line(
         "Tracked:",
         format!(

@@ -6,9 +6,8 @@
 use aya::maps::{HashMap, Map, MapData};
 use lb_common::{
     affinity::{Affinity, AffinityKey},
-    frontend::FrontendKey,
     maps as names,
-    socket::{ChainHead, Passage, Reverse, ReverseKey, SocketState},
+    socket::{ChainHead, Reverse, ReverseKey, SocketState},
 };
 
 use super::kernel::Kernel;
@@ -19,9 +18,7 @@ pub struct Census {
     reverse: Option<HashMap<MapData, ReverseKey, Reverse>>,
     udp_sockets: Option<HashMap<MapData, u64, ChainHead>>,
     affinity: Option<HashMap<MapData, AffinityKey, Affinity>>,
-    dials: Option<HashMap<MapData, FrontendKey, u64>>,
-    passages: Option<HashMap<MapData, FrontendKey, Passage>>,
-    capacity: [u64; 6],
+    capacity: [u64; 4],
 }
 
 impl std::fmt::Debug for Census {
@@ -33,14 +30,7 @@ impl std::fmt::Debug for Census {
 }
 
 /// The maps that are counted, in the order of [`Census::count`].
-pub const COUNTED: [&str; 6] = [
-    names::SOCKETS,
-    names::UDP_REVERSE,
-    names::UDP_SOCKETS,
-    names::AFFINITY,
-    names::DIALS,
-    names::PASSAGES,
-];
+pub const COUNTED: [&str; 4] = [names::SOCKETS, names::UDP_REVERSE, names::UDP_SOCKETS, names::AFFINITY];
 
 impl Census {
     /// Opens the maps of a kernel once more. One that cannot be opened is left out of the counts.
@@ -51,10 +41,14 @@ impl Census {
             reverse: facts(names::UDP_REVERSE).and_then(|f| open(f.id)),
             udp_sockets: facts(names::UDP_SOCKETS).and_then(|f| open(f.id)),
             affinity: facts(names::AFFINITY).and_then(|f| open_lru(f.id)),
-            dials: facts(names::DIALS).and_then(|f| open_lru(f.id)),
-            passages: facts(names::PASSAGES).and_then(|f| open_lru(f.id)),
             capacity: COUNTED.map(|name| facts(name).map_or(0, |f| u64::from(f.max_entries))),
         }
+    }
+
+    /// The states of the sockets that are followed; entries come and go while they are read.
+    pub fn sockets(&self) -> impl Iterator<Item = SocketState> + '_ {
+        let all = self.sockets.iter().flat_map(|map| map.iter().flatten());
+        all.map(|(_, state)| state)
     }
 
     /// (map, entries, capacity) of each map; entries come and go while they are counted.
@@ -64,8 +58,6 @@ impl Census {
             self.reverse.as_ref().map(|map| map.keys().flatten().count()),
             self.udp_sockets.as_ref().map(|map| map.keys().flatten().count()),
             self.affinity.as_ref().map(|map| map.keys().flatten().count()),
-            self.dials.as_ref().map(|map| map.keys().flatten().count()),
-            self.passages.as_ref().map(|map| map.keys().flatten().count()),
         ];
         COUNTED
             .into_iter()

@@ -45,7 +45,7 @@ use crate::{
 use clients::{Caller, Clients};
 use decode::{DecodeError, Record};
 use events::Followers;
-use sets::{AlarmChange, Sample, Watch};
+use sets::{AlarmChange, Sample, Traffic, Watch};
 
 /// Which backend ids may get new connections; written by the reconciler, read while records are judged.
 #[derive(Debug)]
@@ -186,10 +186,12 @@ impl Directory {
 
 /// Connections through observed interfaces that are followed at once.
 const MAX_PASSAGES: usize = 65_536;
+/// Tuples with a backend in them that are remembered.
+const MAX_BACKEND_TUPLES: usize = 16_384;
 /// Clients whose stickiness is followed.
 const MAX_CLIENTS: usize = 16_384;
 /// Closed connections whose ports are held to be in use.
-const MAX_WAITING_PORTS: usize = 131_072;
+const MAX_WAITING_PORTS: usize = 65_536;
 
 /// Network namespaces whose Pod is remembered before those without remembered calls are forgotten: twice as many as there can
 /// be calls, so that it happens seldom and always makes room.
@@ -202,6 +204,7 @@ pub type SetKey = (u32, u32);
 #[derive(Debug)]
 pub struct Observation {
     reuse: ReuseTracker,
+    backend_reuse: ReuseTracker,
     latencies: HashMap<u32, Buckets>,
     sets: BTreeMap<SetKey, Watch>,
     histories: Histories<SetKey>,
@@ -228,6 +231,11 @@ impl Observation {
         Self {
             reuse: ReuseTracker::new(ReuseConfig {
                 horizon_ns,
+                ..ReuseConfig::default()
+            }),
+            backend_reuse: ReuseTracker::new(ReuseConfig {
+                horizon_ns,
+                capacity: MAX_BACKEND_TUPLES,
                 ..ReuseConfig::default()
             }),
             latencies: HashMap::new(),
@@ -265,7 +273,8 @@ impl Observation {
     fn connection(&mut self, record: &ConnRecord, usable: &UsableBackends) {
         self.records += 1;
         let (service, backend) = (record.service_id, record.backend_id);
-        if record.outcome == outcome::ESTABLISHED && record.established_ns > record.start_ns {
+        let direct = self.is_direct(record);
+        if !direct && record.outcome == outcome::ESTABLISHED && record.established_ns > record.start_ns {
             let seconds = (record.established_ns - record.start_ns) as f64 / 1e9;
             self.latencies
                 .entry(service)
@@ -287,7 +296,8 @@ impl Observation {
             return;
         }
         let client_port = record.client_port.get();
-        if backend != 0 {
+        // Who dials an endpoint itself has chosen it: that says nothing of how others choose for it.
+        if backend != 0 && !direct {
             self.stickiness
                 .push(service, client, client_port, backend, record.start_ns);
         }
@@ -315,8 +325,17 @@ impl Observation {
                 service,
                 backend,
             },
+            direct,
             usable,
         );
+    }
+
+    /// Whether a connection was dialled to an endpoint's own address.
+    fn is_direct(&self, record: &ConnRecord) -> bool {
+        record.backend_id != 0
+            && (self.directory)
+                .find(&FrontendKey::new(record.vip, record.vip_port, record.proto))
+                .is_some_and(|(_, backend)| backend != 0)
     }
 
     /// A packet of an observed interface; the connections that it ends are tuple uses like those of sockets here.
@@ -355,11 +374,18 @@ impl Observation {
                 service,
                 backend,
             },
+            backend != 0,
             usable,
         );
     }
 
-    fn push_use(&mut self, used: reuse::ConnRecord, usable: &UsableBackends) {
+    /// Notes the use of a tuple: one with a frontend in it, or (`direct`) one with a backend. The latter always meets the same
+    /// backend again, and is counted apart.
+    fn push_use(&mut self, used: reuse::ConnRecord, direct: bool, usable: &UsableBackends) {
+        if direct {
+            self.backend_reuse.push(used, |id, _| usable.get(id));
+            return;
+        }
         self.reuse.push(used, |id, _| usable.get(id));
         self.tell_reuses();
     }
@@ -372,6 +398,7 @@ impl Observation {
     /// Says what time it is, by the kernel's monotonic clock: records that were held back for order are judged.
     pub fn advance(&mut self, now_ns: u64, usable: &UsableBackends) {
         self.reuse.advance(now_ns, |id, _| usable.get(id));
+        self.backend_reuse.advance(now_ns, |id, _| usable.get(id));
         self.tell_reuses();
         self.stickiness.advance(now_ns);
         self.ports.advance(now_ns);
@@ -382,7 +409,7 @@ impl Observation {
         &mut self,
         key: SetKey,
         now_ns: u64,
-        balance: bool,
+        traffic: Traffic,
         service: &ServiceCounters,
         samples: &[Sample],
     ) -> Vec<AlarmChange> {
@@ -392,11 +419,19 @@ impl Observation {
         }
         let nothing = ReuseCounts::default();
         let reuse = self.reuse.service(key.0).unwrap_or(&nothing);
-        let changes = watch.read(now_ns, balance, service, samples, reuse);
-        let imbalance = watch.window().imbalance();
-        let dispersion = imbalance.dispersion.filter(|_| !imbalance.insufficient);
-        self.histories
-            .read(key, now_ns, &watch.last_reading(), &watch.open_counts(), dispersion);
+        let mut changes = watch.read(now_ns, traffic, service, samples, reuse);
+        for change in &mut changes {
+            if change.raised {
+                change.alarm.endpoint = self.directory.backend(change.alarm.backend);
+                watch.locate(change.alarm.backend, change.alarm.endpoint);
+            }
+        }
+        if self.histories.follows(&key) {
+            let imbalance = watch.imbalance();
+            let dispersion = imbalance.dispersion.filter(|_| !imbalance.insufficient);
+            self.histories
+                .read(key, now_ns, &watch.last_reading(), &watch.open_counts(), dispersion);
+        }
         changes
     }
 
@@ -458,6 +493,11 @@ impl Observation {
         &self.reuse
     }
 
+    /// The tracker of tuples with a backend in them.
+    pub fn backend_reuse(&self) -> &ReuseTracker {
+        &self.backend_reuse
+    }
+
     /// How faithful clients are.
     pub fn stickiness(&self) -> &Stickiness {
         &self.stickiness
@@ -500,23 +540,44 @@ impl Observation {
 
     /// Forgets Services that are gone.
     pub fn keep_services(&mut self, keep: impl Fn(u32) -> bool) {
-        self.latencies.retain(|id, _| keep(*id));
-        self.sets.retain(|(id, _), _| keep(*id));
-        self.histories.retain(|(id, _)| keep(*id));
-        let mut gone: BTreeSet<u32> = self.reuse.services().map(|(id, _)| id).collect();
+        let mut gone: HashSet<u32> = self.reuse.services().map(|(id, _)| id).collect();
+        gone.extend(self.backend_reuse.services().map(|(id, _)| id));
         gone.extend(self.calls.iter().map(|(_, id, _)| id));
-        for id in gone.into_iter().filter(|id| !keep(*id)) {
+        gone.extend(self.latencies.keys());
+        gone.extend(self.sets.keys().map(|(id, _)| id));
+        gone.retain(|id| !keep(*id));
+        self.forget_services(&gone);
+    }
+
+    /// Forgets all that was counted of these Services, before their ids are given to others.
+    pub fn forget_services(&mut self, gone: &HashSet<u32>) {
+        if gone.is_empty() {
+            return;
+        }
+        self.latencies.retain(|id, _| !gone.contains(id));
+        self.sets.retain(|(id, _), _| !gone.contains(id));
+        self.histories.retain(|(id, _)| !gone.contains(id));
+        // Of the others most have had no connection, and cost nothing here.
+        let known: HashSet<u32> = (self.reuse.services().chain(self.backend_reuse.services()))
+            .map(|(id, _)| id)
+            .chain(self.calls.iter().map(|(_, id, _)| id))
+            .filter(|id| gone.contains(id))
+            .collect();
+        for id in known {
             self.reuse.forget_service(id);
+            self.backend_reuse.forget_service(id);
             self.stickiness.forget_service(id);
             self.ports.forget_service(id);
             self.calls.forget_service(id);
         }
     }
 
-    /// Forgets sets that are no more.
-    pub fn keep_sets(&mut self, keep: &HashSet<SetKey>) {
-        self.sets.retain(|key, _| keep.contains(key));
+    /// Forgets sets that are no more; returns the alarms that end with them.
+    pub fn keep_sets(&mut self, keep: &HashSet<SetKey>) -> Vec<(SetKey, AlarmChange)> {
         self.histories.retain(|key| keep.contains(key));
+        let gone = self.sets.extract_if(.., |key, _| !keep.contains(key));
+        gone.flat_map(|(key, watch)| watch.end().into_iter().map(move |change| (key, change)))
+            .collect()
     }
 
     fn tell_connection(&mut self, record: &ConnRecord, by: &Client) {

@@ -4,7 +4,10 @@
 //! of the frontends' clients, or, where a userspace proxy hides the choice, those of sockets that dial endpoints directly. Where
 //! many connections could not be told by endpoint nobody is judged: what was not seen may be what is missed.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, HashSet, VecDeque},
+    net::SocketAddr,
+};
 
 use lb_common::backend::{BackendCounters, ServiceCounters};
 
@@ -24,7 +27,9 @@ pub const WINDOW_NS: u64 = 60_000_000_000;
 const WINDOW_READINGS: usize = 60;
 /// The share of connections that must be told by endpoint for endpoints to be judged.
 const MIN_ATTRIBUTED: f64 = 0.9;
-/// Connections without any that was told by endpoint, from which on direct dials are believed to carry them.
+/// An endpoint starves below this part of its share: so much must be certain to be missing.
+const STARVED_SHARE: f64 = 0.25;
+/// Connections from which on direct dials are believed to carry them, where hardly any was told by endpoint.
 const MIN_DIRECT: u64 = 20;
 /// How often the counts that causes rest on are put down, and how many of them are kept: the last two minutes.
 const TRAIL_STEP_NS: u64 = 5_000_000_000;
@@ -42,6 +47,17 @@ pub struct Sample {
     pub weight: u32,
     /// Its counters.
     pub counters: BackendCounters,
+}
+
+/// Who chooses the endpoint, as far as that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// Evenkeel.
+    Balanced,
+    /// Somebody's rules, seen in the packets; or nobody knows.
+    Translated,
+    /// A process that accepts connections and dials endpoints itself.
+    Relayed,
 }
 
 /// Which counters tell how endpoints are selected.
@@ -96,6 +112,8 @@ impl Kind {
 pub struct Alarm {
     /// The backend's id.
     pub backend: u32,
+    /// Its address, kept for the time when nobody knows the id any more; told by whoever knows it.
+    pub endpoint: Option<SocketAddr>,
     /// Which view found it.
     pub kind: Kind,
     /// When it was raised, nanoseconds of the monotonic clock.
@@ -157,6 +175,8 @@ pub struct Watch {
     births: BTreeMap<u32, u64>,
     /// What each member's counter showed when it came.
     baseline: BTreeMap<u32, u64>,
+    /// Members that were there before: when one comes again, its counter has a past.
+    seen: HashSet<u32>,
     members: Vec<MemberReading>,
     /// (time, connections, of them attributed) of the Service, over the window.
     told: VecDeque<(u64, u64, u64)>,
@@ -175,6 +195,7 @@ impl Default for Watch {
             window: Window::new(WINDOW_NS, WINDOW_READINGS),
             births: BTreeMap::new(),
             baseline: BTreeMap::new(),
+            seen: HashSet::new(),
             members: Vec::new(),
             told: VecDeque::new(),
             alarms: BTreeMap::new(),
@@ -188,33 +209,39 @@ impl Default for Watch {
 impl Watch {
     /// Takes a reading of all members, of the Service's counters and of its reuse; returns the alarms that begin or end.
     ///
-    /// In balance mode every connection's endpoint is known: `service.attributed` is not looked at then.
+    /// `traffic` says who tells the endpoint: in balance mode every connection's is known, and `service.attributed` is not looked at.
     pub fn read(
         &mut self,
         now_ns: u64,
-        balance: bool,
+        traffic: Traffic,
         service: &ServiceCounters,
         samples: &[Sample],
         reuse: &ReuseCounts,
     ) -> Vec<AlarmChange> {
-        let attributed = if balance { service.connects } else { service.attributed };
-        self.settle_basis(service.connects, attributed, service.direct);
+        let attributed = match traffic {
+            Traffic::Balanced => service.connects,
+            Traffic::Translated | Traffic::Relayed => service.attributed,
+        };
+        let mut ended = self.settle_basis(traffic, service.connects, attributed);
         let first = self.first_ns == 0;
         if first {
             self.first_ns = now_ns;
         }
         self.last_ns = now_ns;
-        self.births
-            .retain(|id, _| samples.iter().any(|s| s.backend == *id && s.weight > 0));
-        self.baseline.retain(|id, _| samples.iter().any(|s| s.backend == *id));
+        let there: HashSet<u32> = samples.iter().map(|sample| sample.backend).collect();
+        let eligible: HashSet<u32> = samples.iter().filter(|s| s.weight > 0).map(|s| s.backend).collect();
+        self.births.retain(|id, _| eligible.contains(id));
+        self.baseline.retain(|id, _| there.contains(id));
         self.members.clear();
         for sample in samples {
             let started = self.basis.started(&sample.counters);
             // A counter that is there at the first reading may have grown before this agent; one that comes later is new.
+            let past = first || self.seen.contains(&sample.backend);
             let baseline = self
                 .baseline
                 .entry(sample.backend)
-                .or_insert(if first { started } else { 0 });
+                .or_insert(if past { started } else { 0 });
+            self.seen.insert(sample.backend);
             if started < *baseline {
                 *baseline = started;
             }
@@ -235,15 +262,16 @@ impl Watch {
         self.window.read(now_ns, &readings);
         self.note_told(now_ns, service.connects, attributed);
         self.note_trail(now_ns, reuse);
-        if self.told_share().is_some_and(|share| share < MIN_ATTRIBUTED) {
+        if self.is_told() {
+            self.detector.read(now_ns, &self.members);
+            self.drift.read(now_ns, &self.members);
+        } else {
             // Whoever seems to starve may be the one whose connections are not seen. The judges begin anew when they are.
             self.detector = Detector::new();
             self.drift = Drift::new();
-        } else {
-            self.detector.read(now_ns, &self.members);
-            self.drift.read(now_ns, &self.members);
         }
-        self.settle_alarms(now_ns)
+        ended.extend(self.settle_alarms(now_ns));
+        ended
     }
 
     /// Whether a reading would say nothing new: nothing has changed since the last one, which is not long ago.
@@ -259,21 +287,33 @@ impl Watch {
             && self.members.iter().zip(samples).all(same)
     }
 
-    /// Changes the basis when it is plain that the other one carries the connections; everything then begins anew.
-    fn settle_basis(&mut self, connects: u64, attributed: u64, direct: u64) {
-        let basis = if attributed * 10 >= connects {
-            Basis::Frontends
-        } else if connects >= MIN_DIRECT && direct * 2 >= connects {
+    /// Changes the basis when a userspace proxy comes or goes; everything then begins anew, and the alarms end.
+    ///
+    /// That there is one must be known: probes and clients of a headless Service dial endpoints directly as well.
+    fn settle_basis(&mut self, traffic: Traffic, connects: u64, attributed: u64) -> Vec<AlarmChange> {
+        let basis = if traffic == Traffic::Relayed && connects >= MIN_DIRECT && attributed * 10 < connects {
             Basis::Direct
+        } else if traffic != Traffic::Relayed || attributed * 10 >= connects {
+            Basis::Frontends
         } else {
             self.basis
         };
-        if basis != self.basis {
-            *self = Self {
-                basis,
-                ..Self::default()
-            };
+        if basis == self.basis {
+            return Vec::new();
         }
+        let fresh = Self {
+            basis,
+            ..Self::default()
+        };
+        std::mem::replace(self, fresh).end()
+    }
+
+    /// The alarms that end because nobody watches any more.
+    pub fn end(self) -> Vec<AlarmChange> {
+        self.alarms
+            .into_values()
+            .map(|alarm| AlarmChange { alarm, raised: false })
+            .collect()
     }
 
     fn readings(&self) -> Vec<Reading> {
@@ -361,8 +401,13 @@ impl Watch {
                 found.insert(judgement.backend, self.of_open(&judgement, now_ns));
             }
         }
+        // All that was not told may have been the one endpoint's: it starves for certain only where that is too little.
+        let eligible = self.members.iter().filter(|member| member.weight > 0).count();
+        let told = self.told_share().unwrap_or(1.0);
+        let certain = (1.0 - told) / told * (eligible as f64) < STARVED_SHARE;
         for judgement in self.detector.judgements() {
-            if judgement.status == Status::Starved {
+            let known = self.alarms.contains_key(&judgement.backend);
+            if judgement.status == Status::Starved && (certain || known) {
                 found.insert(judgement.backend, self.of_new(&judgement, now_ns));
             }
         }
@@ -375,6 +420,7 @@ impl Watch {
                 Some(known) => {
                     alarm.raised_ns = known.raised_ns;
                     alarm.verdict = known.verdict.clone();
+                    alarm.endpoint = known.endpoint;
                 }
                 None => changes.push(AlarmChange {
                     alarm: alarm.clone(),
@@ -389,6 +435,7 @@ impl Watch {
     fn of_new(&self, judgement: &Judgement, now_ns: u64) -> Alarm {
         Alarm {
             backend: judgement.backend,
+            endpoint: None,
             kind: Kind::New,
             raised_ns: now_ns,
             since_ns: judgement.starved_since_ns.unwrap_or(judgement.window_start_ns),
@@ -405,6 +452,7 @@ impl Watch {
     fn of_open(&self, judgement: &DriftJudgement, now_ns: u64) -> Alarm {
         Alarm {
             backend: judgement.backend,
+            endpoint: None,
             kind: Kind::Open,
             raised_ns: now_ns,
             since_ns: judgement.since_ns.unwrap_or(now_ns),
@@ -416,6 +464,31 @@ impl Watch {
             since_birth: false,
             verdict: unknown(),
         }
+    }
+
+    /// Says what address an alarm is about.
+    pub fn locate(&mut self, backend: u32, endpoint: Option<SocketAddr>) {
+        if let Some(alarm) = self.alarms.get_mut(&backend) {
+            alarm.endpoint = endpoint;
+        }
+    }
+
+    /// Whether enough of the window's connections could be told by endpoint for endpoints to be compared.
+    pub fn is_told(&self) -> bool {
+        self.told_share().is_none_or(|share| share >= MIN_ATTRIBUTED)
+    }
+
+    /// Evenness of the window's new connections; insufficient too where too few could be told by endpoint.
+    pub fn imbalance(&self) -> Imbalance {
+        let found = self.window.imbalance();
+        if !self.is_told() {
+            return Imbalance {
+                insufficient: true,
+                alarm: false,
+                ..found
+            };
+        }
+        found
     }
 
     /// Says why an endpoint starves.
@@ -560,10 +633,19 @@ mod tests {
         seconds: std::ops::Range<u64>,
         story: impl Fn(u64) -> (Vec<Sample>, ServiceCounters),
     ) -> Vec<AlarmChange> {
+        tell_of(watch, Traffic::Translated, seconds, story)
+    }
+
+    fn tell_of(
+        watch: &mut Watch,
+        traffic: Traffic,
+        seconds: std::ops::Range<u64>,
+        story: impl Fn(u64) -> (Vec<Sample>, ServiceCounters),
+    ) -> Vec<AlarmChange> {
         let mut changes = Vec::new();
         for second in seconds {
             let (samples, service) = story(second);
-            changes.extend(watch.read(second * SECOND, false, &service, &samples, &ReuseCounts::default()));
+            changes.extend(watch.read(second * SECOND, traffic, &service, &samples, &ReuseCounts::default()));
         }
         changes
     }
@@ -641,13 +723,53 @@ mod tests {
     }
 
     #[test]
+    fn what_was_not_told_may_be_the_whole_share_of_one_endpoint() {
+        // Ten endpoints; 5 % of the connections are not told, half a fair share: the one that seems to get nothing may have them.
+        let story = |untold: u64| {
+            move |s: u64| {
+                let samples: Vec<Sample> = (1..=10)
+                    .map(|id| sample(id, if id == 10 { 0 } else { 20 * s }, 0))
+                    .collect();
+                (samples, service(180 * s + untold * s, 180 * s, 0))
+            }
+        };
+        let mut watch = Watch::default();
+        assert_eq!(tell(&mut watch, 1..60, story(10)), []);
+        assert!(watch.told_share().is_some_and(|share| share > MIN_ATTRIBUTED));
+        let mut watch = Watch::default();
+        assert_eq!(
+            tell(&mut watch, 1..60, story(1)).len(),
+            1,
+            "with half a percent not told it is certain"
+        );
+    }
+
+    #[test]
+    fn who_comes_again_is_counted_from_then_on() {
+        let mut watch = Watch::default();
+        let story = |s: u64| {
+            let mut samples = vec![sample(1, 10 * s, 0)];
+            if !(5..=8).contains(&s) {
+                samples.push(sample(2, 1_000 + 10 * s, 0));
+            }
+            (samples, service(20 * s, 20 * s, 0))
+        };
+        tell(&mut watch, 1..12, story);
+        assert_eq!(watch.counts(2), (20, 0));
+    }
+
+    #[test]
     fn behind_a_userspace_proxy_direct_dials_tell() {
         let mut watch = Watch::default();
         let relayed = |s: u64| {
             let samples = vec![sample(1, 0, 50 * s), sample(2, 0, 50 * s), sample(3, 0, 0)];
             (samples, service(100 * s, 0, 100 * s))
         };
-        let changes = tell(&mut watch, 1..60, relayed);
+        // Probes that dial endpoints look the same: unless a relaying process is known they say nothing.
+        let mut probed = Watch::default();
+        assert_eq!(tell(&mut probed, 1..60, relayed), []);
+        assert_eq!(probed.basis(), Basis::Frontends);
+        let changes = tell_of(&mut watch, Traffic::Relayed, 1..60, relayed);
         assert_eq!(watch.basis(), Basis::Direct);
         assert_eq!(
             changes

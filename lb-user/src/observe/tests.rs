@@ -81,7 +81,7 @@ fn connections_that_pass_through_are_tuple_uses_as_well() {
         send(&mut seen, true, tcp_flag::FIN | tcp_flag::ACK, t + 3);
     }
     seen.advance(100_000_000_000, &usable);
-    let counts = seen.reuse().service(3).expect("the backend's Service");
+    let counts = seen.backend_reuse().service(3).expect("the backend's Service");
     assert_eq!((counts.connections, counts.same_backend), (3, 2));
     assert_eq!(seen.packets, 12);
     directory.remove(&backend, 4);

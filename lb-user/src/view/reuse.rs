@@ -49,6 +49,12 @@ pub struct ReuseView {
     /// Clients forgotten for want of room.
     #[serde(default)]
     pub clients_forgotten: u64,
+    /// Connections straight to a backend's own address, which is in their tuple then; not among the others.
+    #[serde(default)]
+    pub backend_level_connections: u64,
+    /// Reuses of such tuples: each met the same backend again, as it must.
+    #[serde(default)]
+    pub backend_level_total: u64,
 }
 
 /// Clients that an answer holds.
@@ -187,6 +193,8 @@ impl ReuseView {
             services,
             clients: Vec::new(),
             clients_forgotten: 0,
+            backend_level_connections: 0,
+            backend_level_total: 0,
         }
     }
 }

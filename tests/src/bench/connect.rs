@@ -45,7 +45,7 @@ struct Arm<'p> {
     rounds: Vec<Times>,
     /// CPU seconds of this process, client and server and reader, in each round.
     cpu: Vec<f64>,
-    _datapath: Option<Datapath>,
+    datapath: Option<Datapath>,
 }
 
 impl<'p> Arm<'p> {
@@ -79,7 +79,7 @@ impl<'p> Arm<'p> {
             targets,
             rounds: Vec::new(),
             cpu: Vec::new(),
-            _datapath: datapath,
+            datapath,
         })
     }
 
@@ -183,6 +183,18 @@ fn report(bench: &mut Bench, arms: &mut [Arm<'_>], suffix: &str) {
                 Some(more / bare),
                 0.05,
             );
+        }
+    }
+    let mut observed = arms.iter().filter(|arm| arm.name == "observed");
+    if let Some((records, wakeups)) = observed.find_map(|arm| Some(arm.datapath.as_ref()?.heard())) {
+        let each = records as f64 / wakeups.max(1) as f64;
+        bench.report.add(
+            Metric::new(format!("records_per_wakeup{suffix}"), "1", each, records as usize).with("wakeups", wakeups),
+        );
+        if suffix.is_empty() {
+            bench
+                .report
+                .at_least("records for each wake-up of the reader", Some(each), 64.0);
         }
     }
     let (direct, others) = arms.split_at_mut(1);

@@ -10,7 +10,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
 };
@@ -146,7 +146,7 @@ pub(super) struct Datapath {
     pub(super) kernel: Kernel,
     pub(super) compiler: Compiler,
     _attachments: Attachments,
-    _reader: Reader,
+    reader: Reader,
 }
 
 impl Datapath {
@@ -184,8 +184,17 @@ impl Datapath {
             compiler: Compiler::new(kernel.capacity()),
             kernel,
             _attachments: attachments,
-            _reader: reader,
+            reader,
         })
+    }
+
+    /// Records that the reader has taken so far, and how often it was woken for them.
+    pub(super) fn heard(&self) -> (u64, u64) {
+        let heard = &self.reader.heard;
+        (
+            heard.records.load(Ordering::Relaxed),
+            heard.wakeups.load(Ordering::Relaxed),
+        )
     }
 
     /// Writes the Services into the maps.
@@ -212,14 +221,24 @@ fn attach_release(object: &mut Ebpf, cgroup: &Path) -> Result<()> {
 
 /// Takes records as they come, as the agent does, with all that the agent makes of them.
 struct Reader {
+    heard: Arc<Heard>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What a reader has heard.
+#[derive(Debug, Default)]
+struct Heard {
+    records: AtomicU64,
+    wakeups: AtomicU64,
 }
 
 impl Reader {
     fn start(mut events: RingBuf<MapData>) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
+        let heard = Arc::new(Heard::default());
+        let count = Arc::clone(&heard);
         let (_, cpu) = cpus();
         let thread = thread::Builder::new().name("bench-reader".to_owned()).spawn(move || {
             SigSet::all().thread_block().ok();
@@ -230,25 +249,27 @@ impl Reader {
             while !told.load(Ordering::Relaxed) {
                 while let Some(record) = events.next() {
                     observation.take(&record, &usable);
+                    count.records.fetch_add(1, Ordering::Relaxed);
                 }
                 observation.advance(monotonic_ns(), &usable);
-                wait(&events);
+                count.wakeups.fetch_add(u64::from(wait(&events)), Ordering::Relaxed);
             }
         })?;
         Ok(Self {
+            heard,
             stop,
             thread: Some(thread),
         })
     }
 }
 
-/// Waits for a wake-up of the programs, or a tenth of a second.
-fn wait(events: &RingBuf<MapData>) {
+/// Waits for a wake-up of the programs, or a tenth of a second; true if it was woken.
+fn wait(events: &RingBuf<MapData>) -> bool {
     // SAFETY: the ring buffer keeps its descriptor open while it is borrowed.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(events.as_raw_fd()) };
     let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
     // A wait that ends early only looks again.
-    let _ = poll(&mut fds, PollTimeout::from(100u8));
+    poll(&mut fds, PollTimeout::from(100u8)).is_ok_and(|ready| ready > 0)
 }
 
 impl Drop for Reader {

@@ -53,7 +53,7 @@ fn layouts() -> Vec<Layout> {
         BackendCounters { connects, established, failed, closed, direct }
         EndpointKey { addr, port, proto, pad, service_id }
         Tally { connects, established, failed, closed }
-        Passage { syn_ns, service_id, backend_id, ending, pad }
+        Passage { syn_ns }
         ServiceCounters { connects, rejected, established, closed, failed, attributed, direct }
         ListEntry { a, b, c }
         AffinityKey { client, set_id, origin }

@@ -53,7 +53,7 @@ pub fn because(found: &Starved, known: &Known) -> Vec<String> {
     }
     if let (Cause::PortReuse, Some(ports)) = (found.cause, &known.ports) {
         out.push(format!(
-            "{} holds {} of the {} ports of its range ({}) towards {}, or closed them less than 60 s ago.",
+            "{} holds {} of the {} ports of this node's range ({}) towards {}, or closed them less than 60 s ago.",
             ports.client,
             count(ports.used),
             count(ports.range),
