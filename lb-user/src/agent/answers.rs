@@ -20,7 +20,7 @@ use crate::{
     compile::{Compiled, proto},
     datapath::attach,
     model::{DesiredService, FrontendKind, Kind, ObjectName, Protocol, Scope, SetName},
-    observe::{Observation, address, clients::Caller},
+    observe::{Observation, address},
     reconcile::Reconciler,
     view::{
         Answers, BackendCountsView, BackendState, BackendView, ClientReuseView, CountsView, DiagnosisView, EventReader,
@@ -141,10 +141,7 @@ impl Shared {
                 };
                 ClientReuseView {
                     client: address(client.address),
-                    workload: observation.caller(&key).and_then(|caller| match caller {
-                        Caller::Pod(pod) => Some(format!("{}/{}", pod.name.namespace, pod.workload.name)),
-                        Caller::Node => None,
-                    }),
+                    workload: observation.caller(&key).and_then(|caller| caller.workload()),
                     namespace: name.namespace.to_string(),
                     name: name.name.to_string(),
                     connections: counts.connections,

@@ -15,7 +15,6 @@ use super::{
 use crate::{
     analysis::{
         cause::{self, Evidence, StickinessEvidence, Verdict},
-        history::History,
         imbalance::{Imbalance, Share},
         reuse::{ReuseCounts, chance_of_same},
         starvation::Status,
@@ -32,9 +31,9 @@ use crate::{
     },
     reconcile::Reconciler,
     view::{
-        AttributionView, BackendState, ClientsView, DiagnosisView, EndpointView, HistoryBackendView, HistoryPointView,
-        ImbalanceView, IntervalView, LatencyView, Mode, NodeFactsView, PortUseView, QueryError, ReportView,
-        ServiceFilter, ServiceReportView, ServiceReuseView, SettingView, StarvedView, Timestamp, VerdictKind,
+        AttributionView, BackendState, ClientsView, DiagnosisView, EndpointView, ImbalanceView, LatencyView, Mode,
+        NodeFactsView, PortUseView, QueryError, ServiceFilter, ServiceReuseView, SettingView, StarvedView, Timestamp,
+        VerdictKind,
         wording::{self, Findings},
     },
 };
@@ -223,6 +222,7 @@ impl Shared {
             since: Timestamp::from_system(self.started),
             proxy: seen.then(|| facts.proxy.name.clone()),
             proxy_trace: seen.then(|| facts.proxy.trace.clone()),
+            unseen: facts.proxy.unseen.clone(),
             settings: facts
                 .settings
                 .iter()
@@ -526,65 +526,6 @@ impl Shared {
         }
         views.into_values().collect()
     }
-
-    /// The Services over time.
-    pub(super) fn report_view(&self, filter: &ServiceFilter) -> Result<ReportView, QueryError> {
-        let (node, diagnoses) = self.diagnoses(filter)?;
-        let observation = lock(&self.observation);
-        let services = diagnoses
-            .into_iter()
-            .map(|(diagnosis, key)| {
-                let history = observation.histories().get(&key);
-                let lines = history.map(History::backends).unwrap_or_default();
-                let width = lines.len();
-                let widened = |counts: &[u32]| -> Vec<u64> {
-                    let mut counts: Vec<u64> = counts.iter().map(|count| u64::from(*count)).collect();
-                    counts.resize(width, 0);
-                    counts
-                };
-                let backends = lines
-                    .iter()
-                    .map(|line| {
-                        let known = (diagnosis.endpoints.iter())
-                            .find(|endpoint| endpoint.id == line.backend && line.backend != 0);
-                        let address = known
-                            .map(|endpoint| SocketAddr::new(endpoint.addr, endpoint.port))
-                            .or_else(|| self.directory.backend(line.backend));
-                        HistoryBackendView {
-                            addr: address.map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |address| address.ip()),
-                            port: address.map_or(0, |address| address.port()),
-                            born: line.born_ns.map(wall),
-                            gone: line.gone_ns.map(wall),
-                        }
-                    })
-                    .collect();
-                let points = history
-                    .map(History::steps)
-                    .unwrap_or_default()
-                    .iter()
-                    .map(|step| HistoryPointView {
-                        time: wall(step.end_ns),
-                        started: widened(&step.started),
-                        open: widened(&step.open),
-                        dispersion: step.dispersion,
-                    })
-                    .collect();
-                let nothing = ReuseCounts::default();
-                let intervals = IntervalView::all(observation.reuse().service(key.0).unwrap_or(&nothing));
-                ServiceReportView {
-                    diagnosis,
-                    backends,
-                    points,
-                    intervals,
-                }
-            })
-            .collect();
-        Ok(ReportView {
-            node,
-            step_seconds: observation.histories().step_seconds(),
-            services,
-        })
-    }
 }
 
 /// The verdict in a word.
@@ -641,27 +582,10 @@ fn evenness(
     window_seconds: Option<f64>,
     shares: &BTreeMap<u32, Share>,
 ) -> wording::Evenness {
-    let distance = |share: &Share| (share.observed as f64 - share.expected).abs();
-    let farthest = (shares.iter())
-        .filter(|(_, share)| share.expected > 0.0)
-        .max_by(|(_, a), (_, b)| distance(a).total_cmp(&distance(b)))
-        .and_then(|(id, share)| {
-            Some(wording::Farthest {
-                endpoint: case.address(*id)?,
-                seen: share.observed,
-                expected: share.expected,
-            })
-        });
-    wording::Evenness {
-        n: found.n,
-        endpoints: found.backends as u64,
-        window_seconds,
-        dispersion: found.dispersion,
-        probability: found.p_upper,
-        insufficient: found.insufficient,
-        alarm: found.alarm,
-        farthest,
-    }
+    let farthest = wording::Farthest::among(
+        (shares.iter()).filter_map(|(id, share)| Some((case.address(*id)?, share.observed, share.expected))),
+    );
+    wording::Evenness::new(&ImbalanceView::from(*found), window_seconds, farthest)
 }
 
 /// The zones of an endpoint's hints and of this node; none for an endpoint without hints.

@@ -16,6 +16,7 @@ mod interfaces;
 mod loops;
 mod numbers;
 mod probe;
+mod report;
 mod state;
 
 use std::{

@@ -248,6 +248,9 @@ fn node_facts(node: &NodeFactsView, out: &mut String) {
         (None, _) => "no other was found".to_owned(),
     };
     line("Proxy:", &proxy);
+    for place in &node.unseen {
+        line("Not seen:", &format!("{place}; another proxy may hide there"));
+    }
     for setting in &node.settings {
         if let Some(advice) = &setting.advice {
             let value = setting.value.as_deref().unwrap_or("absent");

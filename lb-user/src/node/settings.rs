@@ -8,7 +8,6 @@ use std::{ops::RangeInclusive, time::Duration};
 use serde::Serialize;
 
 use super::{
-    Result,
     ipvs::{self, Timeouts},
     line_of,
     proxy::Kind,
@@ -98,14 +97,6 @@ impl Sysctls {
 /// Reads the settings and says what follows from each beside the proxy in use.
 pub fn read(proxy: Kind) -> Vec<Setting> {
     judge(&Sysctls::read(), proxy)
-}
-
-/// The range of source ports that sockets of this network namespace get, both ends included.
-pub fn port_range() -> Result<(u16, u16)> {
-    const PATH: &str = "/proc/sys/net/ipv4/ip_local_port_range";
-    let text = line_of(PATH)?;
-    let ports = range(&text).ok_or_else(|| super::BadLine::new(1, &text, "a first and a last port").of(PATH))?;
-    Ok(ports.into_inner())
 }
 
 /// How many source ports the automatic choice has in this network namespace; two files are read and nothing is asked besides.

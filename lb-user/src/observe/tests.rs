@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::{ObjectName, Update};
 use lb_common::event::kind;
 
 fn record(port: u16, backend_id: u32, start_ns: u64, end_ns: u64) -> ConnRecord {

@@ -27,6 +27,9 @@ pub struct NodeFactsView {
     /// By what it was recognised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proxy_trace: Option<String>,
+    /// What could not be looked at, so that another proxy may hide there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unseen: Vec<String>,
     /// The settings.
     pub settings: Vec<SettingView>,
     /// Records lost between the kernel and the agent since the start: what is derived from them is undercounted.

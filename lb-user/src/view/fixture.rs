@@ -449,6 +449,7 @@ fn node_facts() -> NodeFactsView {
         since: ago(3_725),
         proxy: Some("kube-proxy (ipvs)".into()),
         proxy_trace: Some("the interface kube-ipvs0".into()),
+        unseen: Vec::new(),
         settings: vec![
             setting(
                 "net.ipv4.vs.conn_reuse_mode",
