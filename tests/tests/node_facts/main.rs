@@ -356,7 +356,6 @@ fn settings_are_those_of_the_namespace() -> Result<()> {
     netns.set_local_ports(40_000, 40_199)?;
     netns.write_sysctl("ipv4/ip_local_reserved_ports", "40000-40009,50000")?;
     netns.write_sysctl("ipv4/tcp_fin_timeout", "30")?;
-    assert_eq!(netns.run(settings::port_range)??, (40_000, 40_199));
     let read = netns.run(|| settings::read(Kind::KubeProxyNftables))?;
     let setting = |name: &str| read.iter().find(|s| s.name == name).context(name.to_owned());
     let ports = setting("net.ipv4.ip_local_port_range")?;
