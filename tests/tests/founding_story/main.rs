@@ -39,6 +39,9 @@ use self::{
 
 /// Connections of each phase: some twenty for each source port that the kernel hands out in turn.
 const PHASE: u64 = 1_000;
+/// Connections a second of every arm: some for each source port, and few enough that an agent without optimisation, in two emulated
+/// guests on two processors, keeps up with them.
+const RATE: f64 = 250.0;
 /// The most that a starved backend may get: a port that no connection had before is no reuse.
 const STARVED: u64 = PHASE / 100;
 /// How long a phase may take under emulation.
@@ -129,7 +132,7 @@ fn through_ipvs(reuse_mode: u8) -> Result<[Row; 2]> {
     for backend in stage::backends(2) {
         ipvs.add(backend)?;
     }
-    let client = Client::start(&stage.node, &Load::tcp(stage::WEB))?;
+    let client = Client::start(&stage.node, &load())?;
     reach(&client, PHASE)?;
     ipvs.add(stage::backend(3))?;
     let added = Instant::now();
@@ -215,7 +218,7 @@ fn through_evenkeel(bpf: &BpfFs) -> Result<([Row; 2], [SameShare; 2])> {
     let agent = Agent::start(Mode::Balance, &stage.node, &group, bpf, &stage::backends(2))?;
     let start = agent.reuse()?;
 
-    let client = Client::start(&stage.node, &Load::tcp(stage::WEB))?;
+    let client = Client::start(&stage.node, &load())?;
     agent.wait_judged(PHASE)?;
     let before = agent.reuse()?;
     let written = agent.set_endpoints(&stage::backends(3))?;
@@ -240,6 +243,14 @@ fn through_evenkeel(bpf: &BpfFs) -> Result<([Row; 2], [SameShare; 2])> {
         SameShare::between(3, &from, &end),
     ];
     Ok((rows, reuse))
+}
+
+/// What the clients of all arms do.
+fn load() -> Load {
+    Load {
+        rate: Some(RATE),
+        ..Load::tcp(stage::WEB)
+    }
 }
 
 /// Waits until a client has made so many attempts.

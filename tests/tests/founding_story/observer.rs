@@ -23,7 +23,7 @@ use super::{
     PHASE, STARVED,
     agent::{Agent, Mode},
     ipvs::Ipvs,
-    per_backend, reach,
+    load, per_backend, reach,
     stage::{self, Stage},
     table::{self, Row},
 };
@@ -106,7 +106,7 @@ fn watch(bpf: &BpfFs, mode: u8) -> Result<Run> {
         ipvs.add(backend)?;
     }
     let agent = Agent::start(Mode::Observe, &stage.node, &group, bpf, &stage::backends(2))?;
-    let client = Client::start(&stage.node, &Load::tcp(stage::WEB))?;
+    let client = Client::start(&stage.node, &load())?;
     agent.wait_judged(PHASE)?;
 
     ipvs.add(stage::backend(3))?;
@@ -155,7 +155,7 @@ pub(crate) fn names_a_weight_of_zero(bpf: &BpfFs) -> Result<()> {
         ipvs.add(backend)?;
     }
     let agent = Agent::start(Mode::Observe, &stage.node, &group, bpf, &stage::backends(2))?;
-    let client = Client::start(&stage.node, &Load::tcp(stage::WEB))?;
+    let client = Client::start(&stage.node, &load())?;
     agent.wait_judged(PHASE / 4)?;
 
     ipvs.add_weighted(stage::backend(3), 0)?;
@@ -191,7 +191,7 @@ pub(crate) fn leaves_ipvs_as_it_was(bpf: &BpfFs) -> Result<()> {
         ipvs.add(backend)?;
     }
     let before = ipvs.snapshot()?;
-    let client = Client::start(&stage.node, &Load::tcp(stage::WEB))?;
+    let client = Client::start(&stage.node, &load())?;
     let agent = Agent::start(Mode::Observe, &stage.node, &group, bpf, &stage::backends(3))?;
     agent.wait_judged(PHASE / 4)?;
     // The question makes it read IPVS's tables and settings.
