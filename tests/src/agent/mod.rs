@@ -355,6 +355,8 @@ impl Drop for Node {
             // The panic is reported either way.
             let _ = writeln!(io::stderr(), "--- the agent's log:\n{}", self.log());
         }
+        // A balancing agent's maps outlive it by their pins: some 90 MB a test, which a guest has not for all of a suite's.
+        let _gone = fs::remove_dir_all(self.pins());
     }
 }
 
