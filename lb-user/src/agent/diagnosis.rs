@@ -122,7 +122,7 @@ type Diagnosed = (NodeFactsView, Vec<(DiagnosisView, SetKey)>);
 
 impl Shared {
     /// The evidence for an endpoint's starvation.
-    pub(super) fn evidence(
+    fn evidence(
         &self,
         case: &Case<'_>,
         reconciler: &Reconciler,
@@ -348,8 +348,7 @@ impl Shared {
             let Some(endpoint) = case.address(alarm.backend) else {
                 continue;
             };
-            let evidence = self.evidence(case, reconciler, observation, facts, alarm);
-            let verdict = cause::cause(&evidence);
+            let verdict = self.verdict(case, reconciler, observation, facts, alarm);
             let usable_seconds = alarm.born_ns.map(|born| now_ns.saturating_sub(born) as f64 / 1e9);
             let told = wording::Starved {
                 endpoint,

@@ -123,19 +123,21 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
         for service in &view.services {
             grid.row(
                 Tone::Plain,
-                [
-                    service.namespace.clone(),
-                    service.name.clone(),
-                    service.connections.to_string(),
-                    service.total.to_string(),
-                    service.same_backend.to_string(),
-                    service.moved.to_string(),
-                    service.stale_backend.to_string(),
-                    service.unknown_backend.to_string(),
-                    service.overlap.to_string(),
-                    service.same_share.map_or_else(String::new, percent),
-                    service.expected_same_share.map_or_else(String::new, percent),
-                ],
+                [service.namespace.clone(), service.name.clone()]
+                    .into_iter()
+                    .chain(cells([
+                        service.connections,
+                        service.total,
+                        service.same_backend,
+                        service.moved,
+                        service.stale_backend,
+                        service.unknown_backend,
+                        service.overlap,
+                    ]))
+                    .chain(
+                        [service.same_share, service.expected_same_share]
+                            .map(|share| share.map_or_else(String::new, percent)),
+                    ),
             );
         }
         out.push_str(&grid.render(output.headers, output.color));
@@ -160,13 +162,16 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
                     client.client.to_string(),
                     client.workload.clone().unwrap_or_default(),
                     format!("{}/{}", client.namespace, client.name),
-                    client.connections.to_string(),
-                    client.total.to_string(),
-                    client.same_backend.to_string(),
-                    client.moved.to_string(),
-                    client.stale_backend.to_string(),
-                    client.unknown_backend.to_string(),
-                ],
+                ]
+                .into_iter()
+                .chain(cells([
+                    client.connections,
+                    client.total,
+                    client.same_backend,
+                    client.moved,
+                    client.stale_backend,
+                    client.unknown_backend,
+                ])),
             );
         }
         out.push_str(&grid.render(output.headers, output.color));
@@ -180,6 +185,11 @@ pub(super) fn text(view: &ReuseView, output: Output) -> String {
         }
     }
     out
+}
+
+/// Counts as cells of a table.
+fn cells<const N: usize>(counts: [u64; N]) -> [String; N] {
+    counts.map(|count| count.to_string())
 }
 
 /// What became of the reuses. Where all backends were out of sight, that is the whole answer.
