@@ -95,6 +95,8 @@ impl Route {
             format!("-Clinker={}", linker.display()),
             "-Clink-arg=--btf".to_owned(),
             "-Cdebuginfo=2".to_owned(),
+            // Atomics that give a result; every kernel that we load on knows them (5.12).
+            "-Ctarget-cpu=v3".to_owned(),
         ];
         command
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
