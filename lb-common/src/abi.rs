@@ -2,11 +2,14 @@
 
 /// Version of every layout that lies in a pinned map, except per-socket state. It is part of the pin path
 /// (`<bpffs>/<name>/<ABI_VERSION>/`), so that an agent never opens a map of another layout.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// Version of the per-socket layouts ([`crate::socket`]). They are append-only and carried across [`ABI_VERSION`]s,
 /// so that live sockets keep their addresses through an upgrade.
 pub const SOCKET_VERSION: u32 = 1;
+
+/// Version of the layouts of flows ([`crate::flow`]), carried across [`ABI_VERSION`]s like those of sockets.
+pub const FLOW_VERSION: u32 = 1;
 
 /// Protocol number of TCP in keys and values (also used for MPTCP).
 pub const TCP: u8 = 6;

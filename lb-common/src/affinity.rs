@@ -6,7 +6,7 @@ use crate::{abi::shared_layout, addr::Addr};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AffinityKey {
-    /// The client: see [`AffinityKey::inside`].
+    /// The client: see [`AffinityKey::inside`] and [`AffinityKey::outside`].
     pub client: Addr,
     /// The set.
     pub set_id: u32,
@@ -26,6 +26,16 @@ impl AffinityKey {
             },
             set_id,
             origin: 0,
+        }
+    }
+
+    /// A client outside the node, or a guest, known by its source address.
+    #[inline(always)]
+    pub const fn outside(source: Addr, set_id: u32) -> Self {
+        Self {
+            client: source,
+            set_id,
+            origin: 1,
         }
     }
 }

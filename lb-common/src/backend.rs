@@ -96,8 +96,11 @@ pub struct BackendCounters {
     pub closed: u64,
     /// Of clients that dialled the backend's own address: a userspace proxy, a headless Service's clients, probes.
     pub direct: Tally,
+    /// Of clients whose packets came in from outside the node, or from a guest. They may be meant for fewer backends
+    /// (externalTrafficPolicy), so that they are not among the others.
+    pub outside: Tally,
 }
-shared_layout!(BackendCounters, size 64, align 8);
+shared_layout!(BackendCounters, size 96, align 8);
 
 /// Counters of one Service, indexed by service id, added to by all CPUs.
 #[repr(C)]
@@ -117,5 +120,7 @@ pub struct ServiceCounters {
     pub attributed: u64,
     /// Connections that dialled a backend's own address (observe mode alone); not among `connects`.
     pub direct: u64,
+    /// Of `connects`, those that came in as packets: from outside the node, or from a guest.
+    pub outside: u64,
 }
-shared_layout!(ServiceCounters, size 112, align 8);
+shared_layout!(ServiceCounters, size 120, align 8);

@@ -76,10 +76,16 @@ pub struct ConnRecord {
     pub proto: u8,
     /// One of [`outcome`].
     pub outcome: u8,
-    /// Always 0.
-    pub pad: u16,
+    /// Bits of [`mark`].
+    pub marks: u16,
 }
 shared_layout!(ConnRecord, size 88, align 8);
+
+/// Bits of [`ConnRecord::marks`].
+pub mod mark {
+    /// The client's packets came in from outside the node, or from a guest: no socket of this node stands behind them.
+    pub const OUTSIDE: u16 = 1 << 0;
+}
 
 /// A TCP packet that begins or ends a connection, seen on an observed interface.
 #[repr(C)]

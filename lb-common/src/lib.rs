@@ -6,7 +6,7 @@
 //! programs, the simulator behind `evenkeel explain` and the property tests run alike.
 //!
 //! Read in this order: [`addr`], [`frontend`], [`backend`], [`set`], [`hash`], [`select`], [`affinity`], [`socket`],
-//! [`event`], [`counter`], [`maps`]; [`maglev`] builds what [`select`] reads.
+//! [`flow`], [`event`], [`counter`], [`maps`]; [`maglev`] builds what [`select`] reads.
 
 #![no_std]
 
@@ -19,6 +19,7 @@ pub mod affinity;
 pub mod backend;
 pub mod counter;
 pub mod event;
+pub mod flow;
 pub mod frontend;
 pub mod hash;
 #[cfg(any(feature = "user", test))]

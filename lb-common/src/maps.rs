@@ -32,13 +32,27 @@ pub const OPTED_OUT: &str = "OPTED_OUT";
 pub const DIALS: &str = "DIALS";
 /// (address, port, protocol) of a client without a followed socket → [`crate::socket::Passage`].
 pub const PASSAGES: &str = "PASSAGES";
+/// [`crate::frontend::SourceKey`] with a prefix length → 1: who may use a Service's addresses of load balancers.
+pub const SOURCES: &str = "SOURCES";
+/// Interface index → [`crate::flow::Interface`]: where packets are translated.
+pub const INTERFACES: &str = "INTERFACES";
+/// One element, [`crate::flow::Settings`].
+pub const SETTINGS: &str = "SETTINGS";
+/// Slot → [`crate::flow::Flow`].
+pub const FLOWS: &str = "FLOWS";
+/// [`crate::flow::TupleKey`] → [`crate::flow::TupleEntry`].
+pub const TUPLES: &str = "TUPLES";
+/// One element: how many slots of [`FLOWS`] have been looked at for a new flow, ever.
+pub const FLOW_HAND: &str = "FLOW_HAND";
+/// [`crate::flow::FragmentKey`] → [`crate::flow::FragmentPorts`].
+pub const FRAGMENTS: &str = "FRAGMENTS";
 /// Per-CPU counters, see [`crate::counter`].
 pub const COUNTERS: &str = "COUNTERS";
 /// The ring buffer of [`crate::event`] records.
 pub const EVENTS: &str = "EVENTS";
 
 /// Maps whose layout follows [`crate::abi::ABI_VERSION`].
-pub const STATE_MAPS: [&str; 13] = [
+pub const STATE_MAPS: [&str; 16] = [
     FRONTENDS,
     SETS,
     LISTS,
@@ -50,6 +64,9 @@ pub const STATE_MAPS: [&str; 13] = [
     AFFINITY,
     MEMBERS,
     OPTED_OUT,
+    SOURCES,
+    INTERFACES,
+    SETTINGS,
     COUNTERS,
     EVENTS,
 ];
@@ -57,8 +74,11 @@ pub const STATE_MAPS: [&str; 13] = [
 /// Maps whose layout follows [`crate::abi::SOCKET_VERSION`].
 pub const SOCKET_MAPS: [&str; 3] = [SOCKETS, UDP_REVERSE, UDP_SOCKETS];
 
+/// Maps whose layout follows [`crate::abi::FLOW_VERSION`].
+pub const FLOW_MAPS: [&str; 3] = [FLOWS, TUPLES, FLOW_HAND];
+
 /// Maps that are not pinned: each agent begins them anew, in the size that its options want.
-pub const PASSING_MAPS: [&str; 2] = [DIALS, PASSAGES];
+pub const PASSING_MAPS: [&str; 3] = [DIALS, PASSAGES, FRAGMENTS];
 
 /// Default number of frontends.
 pub const MAX_FRONTENDS: u32 = 65_536;
@@ -80,6 +100,16 @@ pub const MAX_MEMBERS: u32 = 65_536;
 pub const MAX_SOCKETS: u32 = 131_072;
 /// Default number of clients without a followed socket that are remembered.
 pub const MAX_PASSAGES: u32 = 65_536;
+/// Default number of flows (128 bytes each, and some 100 for each of their two or three tuples).
+pub const MAX_FLOWS: u32 = 131_072;
+/// Tuples of a flow: client and frontend, client and backend, backend and the node's own source.
+pub const TUPLES_PER_FLOW: u32 = 3;
+/// Number of datagrams in fragments that are remembered.
+pub const MAX_FRAGMENTS: u32 = 4_096;
+/// Number of source ranges, of all Services.
+pub const MAX_SOURCES: u32 = 65_536;
+/// Number of interfaces where packets are translated.
+pub const MAX_INTERFACES: u32 = 1_024;
 /// Number of opted-out cgroups.
 pub const MAX_OPTED_OUT: u32 = 4_096;
 /// Default size of the ring buffer in bytes.
@@ -89,6 +119,9 @@ pub const EVENT_BYTES: u32 = 4 << 20;
 pub const FEATURES: &str = "FEATURES";
 /// Global: offset of `sk_err` in the running kernel's `struct sock`, in bytes; 0 where it is not known.
 pub const SK_ERR_OFFSET: &str = "SK_ERR_OFFSET";
+
+/// Global: the flag by which `bpf_l4_csum_replace` takes IPv6 addresses into account; 0 where the kernel does not know it.
+pub const CSUM_IPV6_FLAG: &str = "CSUM_IPV6_FLAG";
 
 /// Bits of the global [`FEATURES`]; code behind a bit that is off is dropped by the verifier at load time.
 pub mod feature {

@@ -4,6 +4,7 @@
 //! loops without a constant bound or can panic, so that the verifier accepts it.
 
 use crate::{
+    addr::{Addr, Port},
     hash,
     set::{ListEntry, SLOTS_PER_ELEMENT, SetWord, slot_of},
 };
@@ -39,6 +40,22 @@ pub struct Pick<B> {
 #[inline(always)]
 pub const fn socket_hash(cookie: u64, set_id: u32) -> u64 {
     hash::combine(hash::mix(cookie), set_id as u64)
+}
+
+/// The hash of a packet's tuple: who sends to which frontend. It knows no ids, so that every node chooses alike.
+#[inline(always)]
+pub const fn packet_hash(src: Addr, src_port: Port, dst: Addr, dst_port: Port, proto: u8) -> u64 {
+    let ports = (src_port.0 as u64) << 32 | (dst_port.0 as u64) << 16 | proto as u64;
+    let mut hash = hash::mix(ports);
+    hash = hash::combine(hash, double(src.words[0], src.words[1]));
+    hash = hash::combine(hash, double(src.words[2], src.words[3]));
+    hash = hash::combine(hash, double(dst.words[0], dst.words[1]));
+    hash::combine(hash, double(dst.words[2], dst.words[3]))
+}
+
+#[inline(always)]
+const fn double(high: u32, low: u32) -> u64 {
+    (high as u64) << 32 | low as u64
 }
 
 /// The member of the slot that `hash` falls on; the walk goes on to the slots behind it, which Maglev fills in mixed

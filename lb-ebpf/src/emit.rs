@@ -113,7 +113,7 @@ pub fn connection(hook: u32, netns_cookie: u64, state: &mut SocketState, result:
             (*record).vip_port = state.vip_port;
             (*record).proto = state.proto;
             (*record).outcome = result;
-            (*record).pad = 0;
+            (*record).marks = 0;
         }
     });
     state.phase = phase::RECORDED;

@@ -2,7 +2,7 @@
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
-    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
     macros::btf_map,
 };
 use lb_common::{
@@ -10,7 +10,8 @@ use lb_common::{
     backend::{Backend, BackendCounters, EndpointKey, ServiceCounters},
     counter,
     event::ConnRecord,
-    frontend::{Frontend, FrontendKey},
+    flow::{Flow, FragmentKey, FragmentPorts, Interface, Settings, TupleEntry, TupleKey},
+    frontend::{Frontend, FrontendKey, SourceKey},
     maps::*,
     set::{ListEntry, SetWord},
     socket::{ChainHead, Passage, Reverse, ReverseKey, SocketState},
@@ -66,6 +67,27 @@ pub static DIALS: LruHashMap<FrontendKey, u64, { MAX_SOCKETS as usize }> = LruHa
 
 #[btf_map]
 pub static PASSAGES: LruHashMap<FrontendKey, Passage, { MAX_PASSAGES as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub static SOURCES: LpmTrie<SourceKey, u32, { MAX_SOURCES as usize }> = LpmTrie::new();
+
+#[btf_map]
+pub static INTERFACES: HashMap<u32, Interface, { MAX_INTERFACES as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map]
+pub static SETTINGS: Array<Settings, 1, MMAPABLE> = Array::new();
+
+#[btf_map]
+pub static FLOWS: Array<Flow, { MAX_FLOWS as usize }, MMAPABLE> = Array::new();
+
+#[btf_map]
+pub static TUPLES: HashMap<TupleKey, TupleEntry, { (TUPLES_PER_FLOW * MAX_FLOWS) as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map]
+pub static FLOW_HAND: Array<u64, 1> = Array::new();
+
+#[btf_map]
+pub static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts, { MAX_FRAGMENTS as usize }> = LruHashMap::new();
 
 #[btf_map]
 pub static COUNTERS: PerCpuArray<u64, { counter::COUNTERS as usize }> = PerCpuArray::new();

@@ -641,6 +641,8 @@ fn value(frontend: &model::Frontend, service_id: u32, set_id: u32) -> Frontend {
         set_id,
         flags: kind << flag::KIND_SHIFT | empty,
         affinity_seconds: frontend.affinity_seconds.unwrap_or(0),
+        outside_set_id: set_id,
+        pad: 0,
     }
 }
 

@@ -78,7 +78,7 @@ fn connection(bytes: &mut &[u8]) -> ConnRecord {
         vip_port: Port(bytes.get_u16_ne()),
         proto: bytes.get_u8(),
         outcome: bytes.get_u8(),
-        pad: bytes.get_u16_ne(),
+        marks: bytes.get_u16_ne(),
     }
 }
 
@@ -133,7 +133,7 @@ mod tests {
             vip_port: Port(16),
             proto: 6,
             outcome: 1,
-            pad: 0,
+            marks: 0,
         };
         assert_eq!(record(&bytes_of(&connection)), Ok(Record::Connection(connection)));
         let packet = PacketRecord {

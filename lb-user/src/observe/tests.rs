@@ -18,7 +18,7 @@ fn record(port: u16, backend_id: u32, start_ns: u64, end_ns: u64) -> ConnRecord 
         vip_port: Port::new(80),
         proto: 6,
         outcome: outcome::ESTABLISHED,
-        pad: 0,
+        marks: 0,
     }
 }
 

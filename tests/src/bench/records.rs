@@ -72,7 +72,7 @@ fn run() -> f64 {
             vip_port: Port::new(80),
             proto: 6,
             outcome: outcome::ESTABLISHED,
-            pad: 0,
+            marks: 0,
         };
         // SAFETY: the record has no padding, which its layout is checked for, and is read as bytes while it lives.
         let bytes =

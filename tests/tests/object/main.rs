@@ -13,7 +13,8 @@ use lb_common::{
     affinity::{Affinity, AffinityKey, Membership},
     backend::{Backend, BackendCounters, EndpointKey, ServiceCounters, Tally},
     event::ConnRecord,
-    frontend::{Frontend, FrontendKey},
+    flow::{Flow, FragmentKey, FragmentPorts, Interface, Settings, TupleEntry, TupleKey},
+    frontend::{Frontend, FrontendKey, SourceKey},
     maps,
     set::ListEntry,
     socket::{ChainHead, Passage, Reverse, ReverseKey, SocketState},
@@ -48,13 +49,14 @@ fn layouts() -> Vec<Layout> {
     layouts! {
         Addr { words }
         FrontendKey { addr, port, proto, pad }
-        Frontend { service_id, set_id, flags, affinity_seconds }
+        Frontend { service_id, set_id, flags, affinity_seconds, outside_set_id, pad }
+        SourceKey { service_id, addr }
         Backend { addr, port, proto, state, service_id, pad }
-        BackendCounters { connects, established, failed, closed, direct }
+        BackendCounters { connects, established, failed, closed, direct, outside }
         EndpointKey { addr, port, proto, pad, service_id }
         Tally { connects, established, failed, closed }
         Passage { syn_ns }
-        ServiceCounters { connects, rejected, established, closed, failed, attributed, direct }
+        ServiceCounters { connects, rejected, established, closed, failed, attributed, direct, outside }
         ListEntry { a, b, c }
         AffinityKey { client, set_id, origin }
         Affinity { backend_id, pad, last_ns }
@@ -65,9 +67,19 @@ fn layouts() -> Vec<Layout> {
         ReverseKey { cookie, addr, port, pad }
         Reverse { vip, next_addr, vip_port, next_port, backend_id }
         ChainHead { addr, port, pad, length }
+        TupleKey { low, high, low_port, high_port, proto, pad }
+        TupleEntry { slot, stamp }
+        Flow {
+            client, vip, backend, source, start_ns, established_ns, seen_ns, version, isn, service_id, set_id, backend_id,
+            generation, client_port, vip_port, backend_port, source_port, proto, flags, client_sent, backend_sent, pad,
+        }
+        Settings { clock_offset_ns, flow_slots, first_port, last_port }
+        Interface { v4, v6, side, pad }
+        FragmentKey { src, dst, id, proto, pad }
+        FragmentPorts { src_port, dst_port }
         ConnRecord {
             kind, errno, start_ns, established_ns, end_ns, netns_cookie, client, vip, service_id, backend_id,
-            client_port, vip_port, proto, outcome, pad,
+            client_port, vip_port, proto, outcome, marks,
         }
     }
 }
@@ -101,7 +113,7 @@ fn the_object_has_the_programs_and_maps_that_the_agent_names() -> Result<()> {
         ensure!(functions.contains(program), "no program {program}");
     }
     let objects: BTreeSet<&str> = elf.names(DATA)?.into_iter().collect();
-    let all = maps::STATE_MAPS.iter().chain(&maps::SOCKET_MAPS);
+    let all = maps::STATE_MAPS.iter().chain(&maps::SOCKET_MAPS).chain(&maps::FLOW_MAPS);
     for name in all.chain(&maps::PASSING_MAPS) {
         ensure!(objects.contains(name), "no map {name}");
     }
