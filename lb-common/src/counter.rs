@@ -52,7 +52,7 @@ pub mod hook {
 /// What a hook did.
 pub mod action {
     /// Number of actions.
-    pub const COUNT: u32 = 24;
+    pub const COUNT: u32 = 25;
     /// No frontend matched: passed untouched.
     pub const MISS: u32 = 0;
     /// Translated to a backend (connect, sendmsg), or back to the frontend (recvmsg, getpeername).
@@ -101,6 +101,8 @@ pub mod action {
     pub const EVICTED: u32 = 22;
     /// A refusal could not be sent: the packet was dropped.
     pub const UNANSWERED: u32 = 23;
+    /// The client talks to the backend from the same port through another frontend already: refused.
+    pub const COLLISION: u32 = 24;
 
     /// The names in metrics and on the command line, by value.
     pub const NAMES: [&str; COUNT as usize] = [
@@ -128,6 +130,7 @@ pub mod action {
         "reclaimed",
         "evicted",
         "unanswered",
+        "collision",
     ];
 }
 

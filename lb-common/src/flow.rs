@@ -193,6 +193,8 @@ pub mod flag {
     pub const HAIRPIN: u8 = 1 << 1;
     /// The table did not see its beginning.
     pub const RESUMED: u8 = 1 << 2;
+    /// No port was free for the node's own source: the next packet of the client is refused.
+    pub const EXHAUSTED: u8 = 1 << 3;
 }
 
 /// Bits of [`Flow::client_sent`] and [`Flow::backend_sent`].

@@ -6,7 +6,7 @@
 //! programs, the simulator behind `evenkeel explain` and the property tests run alike.
 //!
 //! Read in this order: [`addr`], [`frontend`], [`backend`], [`set`], [`hash`], [`select`], [`affinity`], [`socket`],
-//! [`flow`], [`event`], [`counter`], [`maps`]; [`maglev`] builds what [`select`] reads.
+//! [`packet`], [`flow`], [`event`], [`counter`], [`maps`]; [`maglev`] builds what [`select`] reads.
 
 #![no_std]
 
@@ -25,6 +25,7 @@ pub mod hash;
 #[cfg(any(feature = "user", test))]
 pub mod maglev;
 pub mod maps;
+pub mod packet;
 pub mod select;
 pub mod set;
 pub mod socket;

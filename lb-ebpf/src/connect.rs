@@ -33,7 +33,7 @@ pub fn connect(ctx: &SockAddrContext, family: Family, hook: u32) -> i32 {
     let (proto, by) = if protocol == TCP as u32 || protocol == IPPROTO_MPTCP {
         (TCP, By::Load)
     } else if protocol == UDP as u32 {
-        (UDP, By::Socket)
+        (UDP, By::Hash)
     } else {
         return PASS;
     };
@@ -51,7 +51,7 @@ pub fn connect(ctx: &SockAddrContext, family: Family, hook: u32) -> i32 {
     // SAFETY: an element of the map; removed elements stay readable until the program ends.
     let frontend = unsafe { &*frontend };
     let cookie = ctx::socket_cookie(ctx);
-    let Some(chosen) = lookup::choose(ctx, frontend, cookie, by) else {
+    let Some(chosen) = lookup::choose_for_socket(ctx, frontend, cookie, by) else {
         forget(ctx, hook, proto, vip, vip_port);
         return refuse(hook, frontend);
     };

@@ -45,7 +45,7 @@ pub fn send(ctx: &SockAddrContext, family: Family, hook: u32) -> i32 {
     // SAFETY: an element of the map; removed elements stay readable until the program ends.
     let frontend = unsafe { &*frontend };
     let cookie = ctx::socket_cookie(ctx);
-    let Some(chosen) = lookup::choose(ctx, frontend, cookie, By::Socket) else {
+    let Some(chosen) = lookup::choose_for_socket(ctx, frontend, cookie, By::Hash) else {
         return refuse(hook, frontend);
     };
     let Some((addr, port)) = lookup::address(chosen.id) else {

@@ -22,6 +22,10 @@ static SK_COOKIE_OFFSET: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static MPTCP_FIRST_OFFSET: Global<u32> = Global::new(0);
 
+/// `BPF_F_IPV6` where the kernel knows it, else 0.
+#[unsafe(no_mangle)]
+static CSUM_IPV6_FLAG: Global<u32> = Global::new(0);
+
 /// True if the feature's bit is set.
 #[inline(always)]
 pub fn has(feature: u32) -> bool {
@@ -50,4 +54,10 @@ pub fn sk_cookie_offset() -> usize {
 #[inline(always)]
 pub fn mptcp_first_offset() -> usize {
     MPTCP_FIRST_OFFSET.load() as usize
+}
+
+/// What tells `bpf_l4_csum_replace` that an IPv6 address changes, 0 where the kernel does not ask.
+#[inline(always)]
+pub fn csum_ipv6_flag() -> u64 {
+    CSUM_IPV6_FLAG.load() as u64
 }

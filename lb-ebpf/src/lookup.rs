@@ -23,7 +23,7 @@ use lb_common::{
 const MAX_LEVEL: i32 = 8;
 
 /// The kernel's maps as [`select`] reads them.
-struct Maps;
+pub struct Maps;
 
 impl Tables for Maps {
     /// Nothing: the backend is read again where it is used, by [`address`].
@@ -108,8 +108,8 @@ pub fn opted_out() -> bool {
 pub enum By {
     /// The better of two by load: each TCP connection is its own key.
     Load,
-    /// The socket alone: a UDP socket stays with its backend.
-    Socket,
+    /// The hash alone: a UDP socket stays with its backend, a packet's tuple has the same one on every node.
+    Hash,
 }
 
 /// No entry of the list array.
@@ -135,26 +135,48 @@ pub fn address(id: u32) -> Option<(Addr, Port)> {
     Some(unsafe { ((*backend).addr, (*backend).port) })
 }
 
-/// Chooses a backend of the frontend's set; `None` if nothing is usable.
+/// A set's word; that of an empty one where there is no such set.
 #[inline(always)]
-pub fn choose(ctx: &SockAddrContext, frontend: &Frontend, cookie: u64, by: By) -> Option<Chosen> {
-    let word = SETS.get_ptr(frontend.set_id)?;
-    // SAFETY: a live array element, aligned; the agent writes it in one store.
-    let word = SetWord(unsafe { core::ptr::read_volatile(word.cast::<u64>()) });
-    if word.count() == 0 {
-        return None;
+pub fn word(set_id: u32) -> SetWord {
+    match SETS.get_ptr(set_id) {
+        // SAFETY: a live array element, aligned; the agent writes it in one store.
+        Some(word) => SetWord(unsafe { core::ptr::read_volatile(word.cast::<u64>()) }),
+        None => SetWord(0),
     }
-    let header = Maps.list(word.offset())?;
-    let sticky = frontend.affinity_seconds != 0;
-    let key = if sticky {
+}
+
+/// Chooses a backend for a socket of this node; `None` if nothing is usable.
+#[inline(always)]
+pub fn choose_for_socket(ctx: &SockAddrContext, frontend: &Frontend, cookie: u64, by: By) -> Option<Chosen> {
+    // An address is not chosen yet; a pod is one network namespace.
+    let client = if frontend.affinity_seconds != 0 {
         AffinityKey::inside(ctx::netns_cookie(ctx), frontend.set_id)
     } else {
         AffinityKey::inside(0, 0)
     };
-    if sticky && let Some(chosen) = remembered(&key, frontend) {
+    let hash = select::socket_hash(cookie, frontend.set_id);
+    choose(word(frontend.set_id), frontend.set_id, frontend.affinity_seconds, &client, hash, by)
+}
+
+/// Chooses a backend of a set for whoever `client` is, if the set has affinity, and `hash` says; `None` if nothing is usable.
+#[inline(always)]
+pub fn choose(
+    word: SetWord,
+    set_id: u32,
+    affinity_seconds: u32,
+    client: &AffinityKey,
+    hash: u64,
+    by: By,
+) -> Option<Chosen> {
+    if word.count() == 0 {
+        return None;
+    }
+    let header = Maps.list(word.offset())?;
+    let sticky = affinity_seconds != 0;
+    if sticky && let Some(chosen) = remembered(client, set_id, affinity_seconds) {
         return Some(chosen);
     }
-    let chosen = fresh(frontend, word, header, cookie, by)?;
+    let chosen = fresh(word, header, hash, by)?;
     if sticky {
         let memory = Affinity {
             backend_id: chosen.id,
@@ -163,24 +185,24 @@ pub fn choose(ctx: &SockAddrContext, frontend: &Frontend, cookie: u64, by: By) -
         };
         // A full map evicts its oldest client; an insert can fail only for want of memory, and then affinity is lost
         // for this client until the next connect.
-        let _ = AFFINITY.insert(&key, &memory, 0);
+        let _ = AFFINITY.insert(client, &memory, 0);
     }
     Some(chosen)
 }
 
 /// The backend that the client met last, if its memory holds and the backend is still a usable member of the set.
 #[inline(always)]
-fn remembered(key: &AffinityKey, frontend: &Frontend) -> Option<Chosen> {
+fn remembered(key: &AffinityKey, set_id: u32, affinity_seconds: u32) -> Option<Chosen> {
     let seen = AFFINITY.get_ptr_mut(key)?;
     // SAFETY: an element of the map; it may be evicted and reused while we look, which gives at worst another member
     // of this or another set, refused by the membership check below.
     let memory = unsafe { *seen };
     let now = ctx::now();
     let member = Membership {
-        set_id: frontend.set_id,
+        set_id,
         backend_id: memory.backend_id,
     };
-    if !memory.holds(now, frontend.affinity_seconds) || MEMBERS.get_ptr(&member).is_none() {
+    if !memory.holds(now, affinity_seconds) || MEMBERS.get_ptr(&member).is_none() {
         return None;
     }
     let ((), usable) = Maps.backend(memory.backend_id)?;
@@ -196,11 +218,10 @@ fn remembered(key: &AffinityKey, frontend: &Frontend) -> Option<Chosen> {
 }
 
 #[inline(always)]
-fn fresh(frontend: &Frontend, word: SetWord, header: ListEntry, cookie: u64, by: By) -> Option<Chosen> {
-    let hash = select::socket_hash(cookie, frontend.set_id);
+fn fresh(word: SetWord, header: ListEntry, hash: u64, by: By) -> Option<Chosen> {
     let pick = match by {
         By::Load => select::pick_balanced(&Maps, word, header, hash),
-        By::Socket => select::pick(&Maps, word, header, hash),
+        By::Hash => select::pick(&Maps, word, header, hash),
     }?;
     Some(Chosen {
         id: pick.entry.a,

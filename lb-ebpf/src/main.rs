@@ -4,7 +4,7 @@
 //! [`lookup`] (frontend → backend), [`connect`], [`datagram`], [`peername`] (the address hooks), [`sock_ops`] and
 //! [`release`] (the life of a connection), [`mptcp`] (its two sockets), [`tc`] (packets), [`emit`] and [`count`] (what userspace hears).
 //!
-//! Observe mode loads `sock_ops`, `sock_release` and the TC programs alone; none of them stores to its context.
+//! Observe mode loads `sock_ops`, `sock_release`, `tc_ingress` and `tc_egress` alone; none of them stores to its context.
 
 #![no_std]
 #![no_main]
@@ -33,7 +33,7 @@ use aya_ebpf::{
     programs::{SockAddrContext, SockContext, SockOpsContext, TcContext},
 };
 use ctx::Family;
-use lb_common::counter::hook;
+use lb_common::{counter::hook, packet};
 
 #[cgroup_sock_addr(connect4)]
 fn connect4(ctx: SockAddrContext) -> i32 {
@@ -93,6 +93,26 @@ fn tc_ingress(ctx: TcContext) -> i32 {
 #[classifier]
 fn tc_egress(ctx: TcContext) -> i32 {
     tc::observe(&ctx, tc::EGRESS)
+}
+
+#[classifier]
+fn lb_ingress(ctx: TcContext) -> i32 {
+    tc::ingress(&ctx, packet::ETHERNET)
+}
+
+#[classifier]
+fn lb_egress(ctx: TcContext) -> i32 {
+    tc::egress(&ctx, packet::ETHERNET)
+}
+
+#[classifier]
+fn raw_ingress(ctx: TcContext) -> i32 {
+    tc::ingress(&ctx, 0)
+}
+
+#[classifier]
+fn raw_egress(ctx: TcContext) -> i32 {
+    tc::egress(&ctx, 0)
 }
 
 /// The kernel grants some of the helpers used here to GPL-compatible programs only.

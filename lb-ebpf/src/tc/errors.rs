@@ -1,0 +1,193 @@
+//! ICMP errors about translated packets: whoever sent the packet must recognise it.
+//!
+//! An error carries the beginning of a packet as it was where the error arose. That is put back to what its sender knows, and
+//! the error goes to that sender: path MTU discovery works through a flow in both directions.
+
+use aya_ebpf::{bindings::__sk_buff, helpers::bpf_l4_csum_replace};
+use lb_common::{
+    addr::{Addr, Port},
+    counter::{action, hook},
+    flow::{Flow, TupleEntry, TupleKey},
+    packet::{self, Packet, kind},
+};
+
+use super::{
+    NEXT,
+    rewrite::{V4_CHECK, V6_SRC, fold32, sum, taken, v4_bytes, v4_check, v6_bytes},
+    skb,
+    table::{self, BACK},
+};
+use crate::{count::count, maps::FLOWS};
+
+/// Offset of the checksum in an ICMP header.
+const CHECK: u32 = 2;
+
+/// What is neither TCP nor UDP: counted, and translated if it is an error about a flow.
+#[inline(always)]
+pub fn aside(skb: *mut __sk_buff, packet: &Packet, hook: u32) -> i32 {
+    match packet.kind {
+        kind::ERROR => error(skb, packet, hook),
+        kind::MALFORMED => {
+            count(hook, action::MALFORMED);
+            NEXT
+        }
+        _ => {
+            count(hook, action::MISS);
+            NEXT
+        }
+    }
+}
+
+/// Translates an ICMP error.
+#[inline(never)]
+fn error(skb: *mut __sk_buff, outside: &Packet, at: u32) -> i32 {
+    let inside = packet::read_inside(&skb::Bytes(skb), outside);
+    if inside.kind != kind::TRANSPORT {
+        count(at, action::MISS);
+        return NEXT;
+    }
+    let key = TupleKey::between(inside.src, inside.src_port, inside.dst, inside.dst_port, inside.proto);
+    let entry = table::entry(&key);
+    let Some(flow) = FLOWS.get_ptr(entry.slot) else {
+        count(at, action::MISS);
+        return NEXT;
+    };
+    // SAFETY: a live array element.
+    let flow = unsafe { &*flow };
+    if entry.stamp == 0 || !table::is_of(flow, entry) {
+        count(at, action::MISS);
+        return NEXT;
+    }
+    let changed = if is_of_client(flow, entry, &inside) {
+        let back = Back {
+            src: flow.client,
+            src_port: flow.client_port,
+            dst: flow.vip,
+            dst_port: flow.vip_port,
+        };
+        put_back(skb, outside, &inside, &back, Some(flow), at)
+    } else {
+        let (dst, dst_port) = if flow.source_port.0 == 0 {
+            (flow.client, flow.client_port)
+        } else {
+            (flow.source, flow.source_port)
+        };
+        let back = Back {
+            src: flow.backend,
+            src_port: flow.backend_port,
+            dst,
+            dst_port,
+        };
+        put_back(skb, outside, &inside, &back, None, at)
+    };
+    count(
+        at,
+        match changed {
+            Changed::Nothing => action::MISS,
+            Changed::Something => action::ICMP_TRANSLATED,
+            Changed::Failed => action::INCONSISTENT,
+        },
+    );
+    NEXT
+}
+
+/// Whether the packet inside was the client's, however far it was translated; else it was the backend's.
+#[inline(always)]
+fn is_of_client(flow: &Flow, entry: TupleEntry, inside: &Packet) -> bool {
+    if entry.role() == BACK {
+        return flow.is_backend(&inside.dst, inside.dst_port);
+    }
+    flow.is_client(&inside.src, inside.src_port) && !flow.is_client(&inside.dst, inside.dst_port)
+}
+
+/// The ends of a packet as its sender knows them.
+struct Back {
+    src: Addr,
+    src_port: Port,
+    dst: Addr,
+    dst_port: Port,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Changed {
+    Nothing,
+    Something,
+    Failed,
+}
+
+/// Writes the ends of the packet inside, and those of the error: at ingress its destination, at egress its source.
+#[inline(always)]
+fn put_back(
+    skb: *mut __sk_buff,
+    outside: &Packet,
+    inside: &Packet,
+    back: &Back,
+    client_of: Option<&Flow>,
+    at: u32,
+) -> Changed {
+    // Addresses of the other family cannot be: the flow's tuples are of the packet's.
+    let mut changed = false;
+    // What the ICMP checksum must hear of; a change within an IPv4 header is made good by that header's own checksum.
+    let mut diff: u64 = 0;
+    if !inside.src.same(&back.src) || !inside.dst.same(&back.dst) {
+        changed = true;
+        let written = if inside.is_v6 {
+            diff += taken(&inside.src) + sum(&back.src) + taken(&inside.dst) + sum(&back.dst);
+            skb::write(skb, inside.network + V6_SRC, &v6_bytes(&back.src))
+                && skb::write(skb, inside.network + V6_SRC + 16, &v6_bytes(&back.dst))
+        } else {
+            let check = v4_check(inside.check, inside.src.words[3], back.src.words[3]);
+            let check = v4_check(check, inside.dst.words[3], back.dst.words[3]);
+            let bytes = v4_bytes(check, back.src.words[3], back.dst.words[3]);
+            skb::write(skb, inside.network + V4_CHECK, &bytes)
+        };
+        if !written {
+            return Changed::Failed;
+        }
+    }
+    if inside.src_port.0 != back.src_port.0 || inside.dst_port.0 != back.dst_port.0 {
+        changed = true;
+        diff += !inside.src_port.0 as u64 + back.src_port.0 as u64;
+        diff += !inside.dst_port.0 as u64 + back.dst_port.0 as u64;
+        let (s, d) = (back.src_port.0.to_ne_bytes(), back.dst_port.0.to_ne_bytes());
+        if !skb::write(skb, inside.transport, &[s[0], s[1], d[0], d[1]]) {
+            return Changed::Failed;
+        }
+    }
+    let (mut src, mut dst) = (outside.src, outside.dst);
+    if at == hook::INGRESS {
+        dst = back.src;
+    } else if let Some(flow) = client_of
+        && src.same(&flow.backend)
+    {
+        src = flow.vip;
+    }
+    if !src.same(&outside.src) || !dst.same(&outside.dst) {
+        changed = true;
+        let written = if outside.is_v6 {
+            diff += taken(&outside.src) + sum(&src) + taken(&outside.dst) + sum(&dst);
+            skb::write(skb, outside.network + V6_SRC, &v6_bytes(&src))
+                && skb::write(skb, outside.network + V6_SRC + 16, &v6_bytes(&dst))
+        } else {
+            let check = v4_check(outside.check, outside.src.words[3], src.words[3]);
+            let check = v4_check(check, outside.dst.words[3], dst.words[3]);
+            skb::write(skb, outside.network + V4_CHECK, &v4_bytes(check, src.words[3], dst.words[3]))
+        };
+        if !written {
+            return Changed::Failed;
+        }
+    }
+    if !changed {
+        return Changed::Nothing;
+    }
+    if diff == 0 {
+        return Changed::Something;
+    }
+    // ICMP's checksum is always whole: no card computes it. So nothing is said of a pseudo header, though ICMPv6's has one.
+    let sum = fold32(diff) as u64;
+    // SAFETY: the helper takes the program's context, and checks the offset.
+    if unsafe { bpf_l4_csum_replace(skb.cast(), outside.transport + CHECK, 0, sum, 0) } != 0 {
+        return Changed::Failed;
+    }
+    Changed::Something
+}
