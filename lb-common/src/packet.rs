@@ -96,6 +96,8 @@ pub struct Packet {
     pub transport: u32,
     /// The identification of a fragment's datagram, as it lies on the wire.
     pub id: u32,
+    /// TCP: the sequence number, as it lies on the wire.
+    pub sequence: u32,
     /// Source port, network order.
     pub src_port: Port,
     /// Destination port, network order.
@@ -124,43 +126,47 @@ enum Depth {
 }
 
 /// Reads a packet whose link header has `link` bytes (0 or [`ETHERNET`]) and says `protocol` (network order).
+///
+/// What is found is written to where it is to be, piece by piece: a kernel program has no room for copies.
 #[inline(always)]
-pub fn read<R: Read>(bytes: &R, link: usize, protocol: u16) -> Packet {
+pub fn read<R: Read>(bytes: &R, link: usize, protocol: u16, packet: &mut Packet) {
+    *packet = Packet::default();
     let mut protocol = protocol;
     let mut offset = link;
     let mut tags = 0;
     while tags < MAX_TAGS && is_tag(protocol) {
         // A tag is two bytes of control and two of the next protocol. Its own protocol lies before it.
         let Some(next) = bytes.read::<[u8; 2]>(offset + 2) else {
-            return malformed();
+            packet.kind = kind::MALFORMED;
+            return;
         };
         protocol = u16::from_ne_bytes(next);
         offset += TAG;
         tags += 1;
     }
     if protocol == EtherType::Ipv4 as u16 {
-        v4(bytes, offset, Depth::Whole)
+        packet.kind = v4(bytes, offset, Depth::Whole, packet);
     } else if protocol == EtherType::Ipv6 as u16 {
-        v6(bytes, offset, Depth::Whole)
-    } else {
-        Packet::default()
+        packet.kind = v6(bytes, offset, Depth::Whole, packet);
     }
 }
 
 /// Reads the packet that an ICMP error tells about: the beginning of one that was sent. Only whole ones and first fragments
 /// have ports; others, and what is neither TCP nor UDP, are [`kind::FOREIGN`].
 #[inline(always)]
-pub fn read_inside<R: Read>(bytes: &R, error: &Packet) -> Packet {
+pub fn read_inside<R: Read>(bytes: &R, error: &Packet, inside: &mut Packet) {
+    *inside = Packet::default();
     let offset = error.transport as usize + ICMP;
-    let inside = if error.is_v6 {
-        v6(bytes, offset, Depth::Ports)
+    let kind = if error.is_v6 {
+        v6(bytes, offset, Depth::Ports, inside)
     } else {
-        v4(bytes, offset, Depth::Ports)
+        v4(bytes, offset, Depth::Ports, inside)
     };
-    if inside.kind == kind::TRANSPORT && inside.fragment == fragment::LATER {
-        return Packet::default();
-    }
-    inside
+    inside.kind = if kind == kind::TRANSPORT && inside.fragment == fragment::LATER {
+        kind::FOREIGN
+    } else {
+        kind
+    };
 }
 
 #[inline(always)]
@@ -169,96 +175,72 @@ const fn is_tag(protocol: u16) -> bool {
 }
 
 #[inline(always)]
-fn malformed() -> Packet {
-    Packet {
-        kind: kind::MALFORMED,
-        ..Packet::default()
-    }
-}
-
-#[inline(always)]
-fn v4<R: Read>(bytes: &R, offset: usize, depth: Depth) -> Packet {
+fn v4<R: Read>(bytes: &R, offset: usize, depth: Depth, packet: &mut Packet) -> u8 {
     let Some(ip) = bytes.read::<Ipv4Hdr>(offset) else {
-        return malformed();
+        return kind::MALFORMED;
     };
     let length = (ip.vihl & 0x0f) as usize * 4;
     if ip.vihl >> 4 != 4 || length < Ipv4Hdr::LEN {
-        return malformed();
+        return kind::MALFORMED;
     }
     let fragments = u16::from_be_bytes(ip.frags);
-    let fragment = match (fragments & 0x1fff != 0, fragments & 0x2000 != 0) {
-        (true, _) => fragment::LATER,
-        (false, true) => fragment::FIRST,
-        (false, false) => fragment::WHOLE,
+    packet.fragment = if fragments & 0x1fff != 0 {
+        fragment::LATER
+    } else if fragments & 0x2000 != 0 {
+        fragment::FIRST
+    } else {
+        fragment::WHOLE
     };
-    let packet = Packet {
-        src: Addr::from_v4(u32::from_ne_bytes(ip.src_addr)),
-        dst: Addr::from_v4(u32::from_ne_bytes(ip.dst_addr)),
-        network: offset as u32,
-        transport: (offset + length) as u32,
-        id: u16::from_ne_bytes(ip.id) as u32,
-        check: u16::from_ne_bytes(ip.check),
-        proto: ip.proto,
-        fragment,
-        ..Packet::default()
-    };
-    transport(bytes, packet, IpProto::Icmp as u8, depth)
+    packet.src = Addr::from_v4(u32::from_ne_bytes(ip.src_addr));
+    packet.dst = Addr::from_v4(u32::from_ne_bytes(ip.dst_addr));
+    packet.network = offset as u32;
+    packet.transport = (offset + length) as u32;
+    packet.id = u16::from_ne_bytes(ip.id) as u32;
+    packet.check = u16::from_ne_bytes(ip.check);
+    packet.proto = ip.proto;
+    transport(bytes, IpProto::Icmp as u8, depth, packet)
 }
 
 #[inline(always)]
-fn v6<R: Read>(bytes: &R, offset: usize, depth: Depth) -> Packet {
+fn v6<R: Read>(bytes: &R, offset: usize, depth: Depth, packet: &mut Packet) -> u8 {
     let Some(ip) = bytes.read::<Ipv6Hdr>(offset) else {
-        return malformed();
+        return kind::MALFORMED;
     };
     if ip.vcf[0] >> 4 != 6 {
-        return malformed();
+        return kind::MALFORMED;
     }
-    let mut packet = Packet {
-        src: from_octets(ip.src_addr),
-        dst: from_octets(ip.dst_addr),
-        network: offset as u32,
-        proto: ip.next_hdr,
-        is_v6: true,
-        ..Packet::default()
-    };
-    let mut at = offset + Ipv6Hdr::LEN;
+    packet.src = from_octets(ip.src_addr);
+    packet.dst = from_octets(ip.dst_addr);
+    packet.network = offset as u32;
+    packet.proto = ip.next_hdr;
+    packet.is_v6 = true;
+    packet.transport = (offset + Ipv6Hdr::LEN) as u32;
     let mut extensions = 0;
-    while extensions < MAX_EXTENSIONS {
-        if packet.proto == IpProto::HopOpt as u8
-            || packet.proto == IpProto::Ipv6Route as u8
-            || packet.proto == IpProto::Ipv6Opts as u8
-        {
-            let Some([next, length]) = bytes.read::<[u8; 2]>(at) else {
-                return malformed();
-            };
-            packet.proto = next;
-            at += (length as usize + 1) * 8;
-        } else if packet.proto == IpProto::Ipv6Frag as u8 {
-            let Some([next, _, high, low, a, b, c, d]) = bytes.read::<[u8; 8]>(at) else {
-                return malformed();
-            };
-            packet.proto = next;
-            packet.id = u32::from_ne_bytes([a, b, c, d]);
-            // The offset is the upper 13 bits; the last one says that more fragments follow. A fragment with neither is whole.
-            packet.fragment = match (high != 0 || low & 0xf8 != 0, low & 1 != 0) {
-                (true, _) => fragment::LATER,
-                (false, true) => fragment::FIRST,
-                (false, false) => fragment::WHOLE,
-            };
-            at += 8;
-            if packet.fragment == fragment::LATER {
-                break;
-            }
-        } else {
-            break;
+    while is_extension(packet.proto) {
+        if extensions == MAX_EXTENSIONS {
+            return kind::MALFORMED;
         }
         extensions += 1;
+        // All of them have at least eight bytes, and begin with what comes next and their length.
+        let Some([next, length, high, low, a, b, c, d]) = bytes.read::<[u8; 8]>(packet.transport as usize) else {
+            return kind::MALFORMED;
+        };
+        if packet.proto != IpProto::Ipv6Frag as u8 {
+            packet.proto = next;
+            packet.transport += (length as u32 + 1) * 8;
+            continue;
+        }
+        packet.proto = next;
+        packet.transport += 8;
+        packet.id = u32::from_ne_bytes([a, b, c, d]);
+        // The offset is the upper 13 bits; the last one says that more fragments follow. A fragment with neither is whole.
+        if high != 0 || low & 0xf8 != 0 {
+            packet.fragment = fragment::LATER;
+            break;
+        }
+        packet.fragment = if low & 1 != 0 { fragment::FIRST } else { fragment::WHOLE };
     }
-    if extensions == MAX_EXTENSIONS && is_extension(packet.proto) {
-        return malformed();
-    }
-    packet.transport = at as u32;
-    transport(bytes, packet, IpProto::Ipv6Icmp as u8, depth)
+    transport(bytes, IpProto::Ipv6Icmp as u8, depth, packet)
 }
 
 #[inline(always)]
@@ -270,41 +252,35 @@ const fn is_extension(proto: u8) -> bool {
 }
 
 #[inline(always)]
-fn transport<R: Read>(bytes: &R, mut packet: Packet, icmp: u8, depth: Depth) -> Packet {
+fn transport<R: Read>(bytes: &R, icmp: u8, depth: Depth, packet: &mut Packet) -> u8 {
+    let at = packet.transport as usize;
     if packet.proto != TCP && packet.proto != UDP {
         // An error in fragments is nobody's business: it is put together where it is received.
         if packet.proto != icmp || depth == Depth::Ports || packet.fragment != fragment::WHOLE {
-            return Packet::default();
+            return kind::FOREIGN;
         }
-        let Some([kind]) = bytes.read::<[u8; 1]>(packet.transport as usize) else {
-            return malformed();
+        return match bytes.read::<[u8; 1]>(at) {
+            Some([kind]) if is_error(kind, packet.is_v6) => kind::ERROR,
+            Some(_) => kind::FOREIGN,
+            None => kind::MALFORMED,
         };
-        if !is_error(kind, packet.is_v6) {
-            return Packet::default();
-        }
-        packet.kind = kind::ERROR;
-        return packet;
     }
-    packet.kind = kind::TRANSPORT;
     if packet.fragment == fragment::LATER {
-        return packet;
+        return kind::TRANSPORT;
     }
-    let at = packet.transport as usize;
-    if packet.proto == TCP && depth == Depth::Whole {
-        let Some(tcp) = bytes.read::<[u8; 20]>(at) else {
-            return malformed();
-        };
-        packet.src_port = Port(u16::from_ne_bytes([tcp[0], tcp[1]]));
-        packet.dst_port = Port(u16::from_ne_bytes([tcp[2], tcp[3]]));
-        packet.tcp_flags = tcp[13];
-        return packet;
-    }
-    let Some(ports) = bytes.read::<[u8; 8]>(at) else {
-        return malformed();
+    let Some(head) = bytes.read::<[u8; 8]>(at) else {
+        return kind::MALFORMED;
     };
-    packet.src_port = Port(u16::from_ne_bytes([ports[0], ports[1]]));
-    packet.dst_port = Port(u16::from_ne_bytes([ports[2], ports[3]]));
-    packet
+    packet.src_port = Port(u16::from_ne_bytes([head[0], head[1]]));
+    packet.dst_port = Port(u16::from_ne_bytes([head[2], head[3]]));
+    if packet.proto == TCP && depth == Depth::Whole {
+        let Some(rest) = bytes.read::<[u8; 12]>(at + 8) else {
+            return kind::MALFORMED;
+        };
+        packet.sequence = u32::from_ne_bytes([head[4], head[5], head[6], head[7]]);
+        packet.tcp_flags = rest[5];
+    }
+    kind::TRANSPORT
 }
 
 /// Whether an ICMP type is an error, which has a packet inside.

@@ -155,7 +155,14 @@ pub fn choose_for_socket(ctx: &SockAddrContext, frontend: &Frontend, cookie: u64
         AffinityKey::inside(0, 0)
     };
     let hash = select::socket_hash(cookie, frontend.set_id);
-    choose(word(frontend.set_id), frontend.set_id, frontend.affinity_seconds, &client, hash, by)
+    choose(
+        word(frontend.set_id),
+        frontend.set_id,
+        frontend.affinity_seconds,
+        &client,
+        hash,
+        by,
+    )
 }
 
 /// Chooses a backend of a set for whoever `client` is, if the set has affinity, and `hash` says; `None` if nothing is usable.

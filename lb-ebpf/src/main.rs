@@ -97,12 +97,12 @@ fn tc_egress(ctx: TcContext) -> i32 {
 
 #[classifier]
 fn lb_ingress(ctx: TcContext) -> i32 {
-    tc::ingress(&ctx, packet::ETHERNET)
+    tc::ingress(&ctx, packet::ETHERNET as u32)
 }
 
 #[classifier]
 fn lb_egress(ctx: TcContext) -> i32 {
-    tc::egress(&ctx, packet::ETHERNET)
+    tc::egress(&ctx, packet::ETHERNET as u32)
 }
 
 #[classifier]

@@ -17,6 +17,8 @@ use lb_common::{
     socket::{ChainHead, Passage, Reverse, ReverseKey, SocketState},
 };
 
+use crate::tc::Sight;
+
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
 
@@ -81,13 +83,17 @@ pub static SETTINGS: Array<Settings, 1, MMAPABLE> = Array::new();
 pub static FLOWS: Array<Flow, { MAX_FLOWS as usize }, MMAPABLE> = Array::new();
 
 #[btf_map]
-pub static TUPLES: HashMap<TupleKey, TupleEntry, { (TUPLES_PER_FLOW * MAX_FLOWS) as usize }, ON_DEMAND> = HashMap::new();
+pub static TUPLES: HashMap<TupleKey, TupleEntry, { (TUPLES_PER_FLOW * MAX_FLOWS) as usize }, ON_DEMAND> =
+    HashMap::new();
 
 #[btf_map]
 pub static FLOW_HAND: Array<u64, 1> = Array::new();
 
 #[btf_map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts, { MAX_FRAGMENTS as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub static SIGHT: PerCpuArray<Sight, 1> = PerCpuArray::new();
 
 #[btf_map]
 pub static COUNTERS: PerCpuArray<u64, { counter::COUNTERS as usize }> = PerCpuArray::new();

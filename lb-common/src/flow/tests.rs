@@ -96,7 +96,10 @@ fn a_slot_is_given_away_when_its_flow_expired_or_was_never_answered() {
     assert!(!flow.is_expired(then + UNANSWERED_NS) && flow.is_expired(then + UNANSWERED_NS + 1));
     assert!(!flow.is_evictable(then + EVICTABLE_NS) && flow.is_evictable(then + EVICTABLE_NS + 1));
     let _ = flow.note_backend(tcp_flag::SYN | tcp_flag::ACK, 5);
-    assert!(!flow.is_evictable(then + ESTABLISHED_NS), "an answered flow is never given up");
+    assert!(
+        !flow.is_evictable(then + ESTABLISHED_NS),
+        "an answered flow is never given up"
+    );
     assert!(flow.is_expired(then + ESTABLISHED_NS + 1));
     assert_eq!(flow.idle_ns(then - 1), 0);
 }

@@ -1,32 +1,27 @@
 //! A packet from outside, or from a guest, that no flow is known of: is it for a frontend, and which backend gets it?
 
-use aya_ebpf::{
-    bindings::__sk_buff,
-    maps::lpm_trie::Key,
-};
+use aya_ebpf::{bindings::__sk_buff, maps::lpm_trie::Key};
 use lb_common::{
     abi::TCP,
     addr::{Addr, Port},
     affinity::AffinityKey,
     counter::{action, hook},
     event::tcp_flag,
-    flow::{Flow, TupleKey, flag, is_syn, sent, side, state, version},
+    flow::{Flow, flag, is_syn, sent, side, state, version},
     frontend::{self, Frontend, SourceKey},
-    hash,
-    packet::{Packet, Read},
-    select,
+    hash, select,
 };
 
 use super::{
     NEXT, SHOT, clock, ingress, refuse,
     rewrite::{End, rewrite},
-    skb,
+    sight, skb,
     table::{self, FRONT, MIDDLE, NO_SLOT},
 };
 use crate::{
     count::{add, count},
     lookup::{self, By, NO_ENTRY},
-    maps::{BACKEND_STATS, FLOWS, INTERFACES, LISTS, SERVICE_STATS, SOURCES},
+    maps::{BACKEND_STATS, BACKENDS, FLOWS, INTERFACES, LISTS, SERVICE_STATS, SOURCES},
 };
 
 /// Why a flow begins.
@@ -38,130 +33,176 @@ pub enum Why {
     Reuse = 1,
     /// A datagram whose flow's backend has left.
     BackendLeft = 2,
+    /// No port was free for the flow's source: its client is refused.
+    Exhausted = 3,
 }
 
 /// Backends that are tried where the client talks to one already, from the same port, through another frontend.
 const TRIES: u32 = 3;
 
-/// The sequence number of a TCP packet, as it lies on the wire; 0 if it is not there.
-#[inline(always)]
-pub fn sequence(skb: *mut __sk_buff, packet: &Packet) -> u32 {
-    match skb::Bytes(skb).read::<[u8; 4]>(packet.transport as usize + 4) {
-        Some(bytes) => u32::from_ne_bytes(bytes),
-        None => 0,
-    }
+/// What [`admit`] says.
+mod admission {
+    /// Not for us: the packet passes.
+    pub const FOREIGN: u32 = 0;
+    /// The source is not admitted.
+    pub const DENIED: u32 = 1;
+    /// For a frontend, from outside.
+    pub const OUTSIDE: u32 = 2;
+    /// For a frontend, from a guest.
+    pub const GUEST: u32 = 3;
 }
 
-/// Begins a flow, if the packet is for a frontend that its sender may use.
+/// Finds the frontend that the packet is for, and whether its sender may use it.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn begin(skb: *mut __sk_buff, packet: &Packet, why: u32) -> i32 {
-    let Some(found) = lookup::frontend(packet.dst, packet.dst_port, packet.proto) else {
-        count(hook::INGRESS, action::MISS);
-        return NEXT;
+extern "C" fn admit(ifindex: u32) -> u32 {
+    let Some(packet) = sight::packet() else {
+        return admission::FOREIGN;
     };
-    // SAFETY: an element of the map; removed elements stay readable until the program ends.
-    let front = unsafe { *found };
-    let Some(interface) = INTERFACES.get_ptr(&skb::ifindex(skb)) else {
-        count(hook::INGRESS, action::MISS);
-        return NEXT;
+    let Some(front) = lookup::frontend(packet.dst, packet.dst_port, packet.proto) else {
+        return admission::FOREIGN;
     };
-    // SAFETY: as above.
-    let guest = unsafe { (*interface).side } == side::GUEST;
-    if !guest && front.flags & frontend::flag::OUTSIDE == 0 {
-        count(hook::INGRESS, action::MISS);
-        return NEXT;
+    let Some(interface) = INTERFACES.get_ptr(&ifindex) else {
+        return admission::FOREIGN;
+    };
+    // SAFETY: elements of their maps; removed elements stay readable until the program ends.
+    let (front, behind) = unsafe { (&*front, (*interface).side) };
+    sight::keep_front(front);
+    if behind == side::GUEST {
+        return admission::GUEST;
     }
-    if !guest && front.flags & frontend::flag::SOURCE_RANGES != 0 {
+    if front.flags & frontend::flag::OUTSIDE == 0 {
+        return admission::FOREIGN;
+    }
+    if front.flags & frontend::flag::SOURCE_RANGES != 0 {
         let source = SourceKey {
             service_id: front.service_id,
             addr: packet.src,
         };
         if SOURCES.get(&Key::new(SourceKey::BITS, source)).is_none() {
-            count(hook::INGRESS, action::SOURCE_DENIED);
-            return SHOT;
+            return admission::DENIED;
         }
     }
-    place(skb, packet, why, &front, guest)
+    admission::OUTSIDE
 }
 
-/// Chooses a backend and makes the flow.
-#[inline(always)]
-fn place(skb: *mut __sk_buff, packet: &Packet, why: u32, front: &Frontend, guest: bool) -> i32 {
-    let set_id = if guest { front.set_id } else { front.outside_set_id };
-    let word = lookup::word(set_id);
-    if word.count() == 0 {
-        return nobody(skb, packet, front, guest);
+/// Begins a flow, if the packet is for a frontend that its sender may use.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn begin(skb: *mut __sk_buff, why: u32) -> i32 {
+    if why == Why::Exhausted as u32 {
+        return refuse::refuse(skb, action::REFUSED);
     }
-    let key = AffinityKey::outside(packet.src, set_id);
+    let admission = admit(skb::ifindex(skb));
+    if admission == admission::DENIED {
+        count(hook::INGRESS, action::SOURCE_DENIED);
+        return SHOT;
+    }
+    if admission == admission::FOREIGN {
+        count(hook::INGRESS, action::MISS);
+        return NEXT;
+    }
+    place(skb, why, admission == admission::GUEST)
+}
+
+/// No backend: nobody is usable.
+const NOBODY: u64 = 0;
+/// No backend: the client talks to each that was tried already.
+const COLLISION: u64 = u64::MAX;
+
+/// Chooses a backend: its id in the low half, its list entry in the high one.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn choose(set_id: u32, affinity_seconds: u32) -> u64 {
+    let Some(packet) = sight::packet() else {
+        return NOBODY;
+    };
+    let word = lookup::word(set_id);
+    let client = AffinityKey::outside(packet.src, set_id);
     let mut hash = select::packet_hash(packet.src, packet.src_port, packet.dst, packet.dst_port, packet.proto);
-    let mut backend_id = 0;
-    let mut list_entry = NO_ENTRY;
-    let mut addr = Addr::ZERO;
-    let mut port = Port(0);
-    let mut collides = true;
     let mut tries = 0;
     while tries < TRIES {
         tries += 1;
-        let Some(chosen) = lookup::choose(word, set_id, front.affinity_seconds, &key, hash, By::Hash) else {
-            return nobody(skb, packet, front, guest);
+        let Some(chosen) = lookup::choose(word, set_id, affinity_seconds, &client, hash, By::Hash) else {
+            return NOBODY;
         };
-        backend_id = chosen.id;
-        list_entry = chosen.entry;
-        let Some(found) = lookup::address(chosen.id) else {
-            count(hook::INGRESS, action::INCONSISTENT);
-            return NEXT;
-        };
-        (addr, port) = found;
-        let middle = TupleKey::between(packet.src, packet.src_port, addr, port, packet.proto);
-        if !is_taken(&middle) {
-            collides = false;
-            break;
+        if is_taken(chosen.id) == 0 {
+            return (chosen.entry as u64) << 32 | chosen.id as u64;
         }
         hash = hash::mix(hash);
     }
-    if collides {
-        count(hook::INGRESS, action::COLLISION);
-        return refuse::refuse_quietly(skb, packet);
-    }
-    let resumed = packet.proto == TCP && !is_syn(packet.tcp_flags);
-    if resumed && packet.tcp_flags & tcp_flag::RST != 0 {
-        // It ends what nobody here knows: there is nothing to remember.
-        return ingress::done(rewrite(skb, packet, End::Destination, &addr, port));
-    }
-    let slot = table::take(hook::INGRESS);
-    if slot == NO_SLOT {
-        count(hook::INGRESS, action::FLOWS_FULL);
-        return SHOT;
-    }
-    let Some(flow) = FLOWS.get_ptr_mut(slot) else {
-        count(hook::INGRESS, action::FLOWS_FULL);
-        return SHOT;
+    COLLISION
+}
+
+/// Chooses a backend, makes the flow and sends the packet on.
+#[inline(always)]
+fn place(skb: *mut __sk_buff, why: u32, guest: bool) -> i32 {
+    let (Some(packet), Some(front)) = (sight::packet(), sight::front()) else {
+        return NEXT;
     };
-    // SAFETY: a live array element, which is ours while it is busy.
-    let flow = unsafe { &mut *flow };
+    let set_id = if guest { front.set_id } else { front.outside_set_id };
+    let chosen = choose(set_id, front.affinity_seconds);
+    if chosen == NOBODY {
+        return nobody(skb, front, guest);
+    }
+    if chosen == COLLISION {
+        return refuse::refuse(skb, action::COLLISION);
+    }
+    let Some(backend) = BACKENDS.get_ptr(chosen as u32) else {
+        count(hook::INGRESS, action::INCONSISTENT);
+        return NEXT;
+    };
+    // SAFETY: a live array element.
+    let (addr, port) = unsafe { (&(*backend).addr, (*backend).port) };
+    // A reset ends what nobody here knows: there is nothing to remember.
+    if packet.proto != TCP || packet.tcp_flags & tcp_flag::RST == 0 {
+        let slot = table::take(hook::INGRESS);
+        if slot == NO_SLOT {
+            count(hook::INGRESS, action::FLOWS_FULL);
+            return SHOT;
+        }
+        make(slot, set_id, chosen, why, guest as u32);
+    }
+    ingress::done(rewrite(skb, packet, End::Destination, addr, port))
+}
+
+/// Makes a flow in a slot that is ours, and lets its tuples lead there.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn make(slot: u32, set_id: u32, chosen: u64, why: u32, guest: u32) -> u32 {
+    let backend_id = chosen as u32;
+    let (Some(packet), Some(front)) = (sight::packet(), sight::front()) else {
+        return 0;
+    };
+    let (Some(flow), Some(backend)) = (FLOWS.get_ptr_mut(slot), BACKENDS.get_ptr(backend_id)) else {
+        return 0;
+    };
+    // SAFETY: live array elements; the flow is ours while it is busy.
+    let (flow, backend) = unsafe { (&mut *flow, &*backend) };
+    let resumed = packet.proto == TCP && !is_syn(packet.tcp_flags);
     let now = clock::now();
     flow.client = packet.src;
     flow.vip = packet.dst;
-    flow.backend = addr;
+    flow.backend = backend.addr;
     flow.source = Addr::ZERO;
     flow.start_ns = now;
     flow.established_ns = 0;
     flow.seen_ns = now;
-    flow.isn = if resumed || packet.proto != TCP { 0 } else { sequence(skb, packet) };
+    flow.isn = packet.sequence;
     flow.service_id = front.service_id;
     flow.set_id = set_id;
     flow.backend_id = backend_id;
-    flow.generation = word.generation();
+    flow.generation = lookup::word(set_id).generation();
     flow.client_port = packet.src_port;
     flow.vip_port = packet.dst_port;
-    flow.backend_port = port;
+    flow.backend_port = backend.port;
     flow.source_port = Port(0);
     flow.proto = packet.proto;
     let mut flags = 0;
-    if !guest && front.flags & frontend::flag::MASQUERADE_OUTSIDE != 0 {
+    if guest == 0 && front.flags & frontend::flag::MASQUERADE_OUTSIDE != 0 {
         flags |= flag::MASQUERADE;
     }
-    if addr.same(&packet.src) {
+    if flow.backend.same(&flow.client) {
         flags |= flag::HAIRPIN;
     }
     if resumed {
@@ -171,26 +212,21 @@ fn place(skb: *mut __sk_buff, packet: &Packet, why: u32, front: &Frontend, guest
     flow.client_sent = sent::ANY;
     // Who is in the middle of a connection has been answered, as far as anybody can tell.
     flow.backend_sent = if resumed { sent::ANY } else { 0 };
-    if resumed {
-        // Its FIN must be noted as that of any other flow.
-        let _ = flow.note_client(packet.tcp_flags);
-    }
+    // A FIN must be noted as that of any other flow; a connection does not end by it.
+    let _ = flow.note_client(packet.tcp_flags);
     let serial = flow.serial();
     table::publish(flow, version(serial, state::LIVE));
-    enter(flow, slot, serial, packet, why, list_entry);
-    ingress::done(rewrite(skb, packet, End::Destination, &addr, port))
+    enter(flow, slot, serial, why, (chosen >> 32) as u32);
+    1
 }
 
 /// Lets the tuples lead to a new flow, and counts it.
 #[inline(always)]
-fn enter(flow: &Flow, slot: u32, serial: u32, packet: &Packet, why: u32, list_entry: u32) {
-    let proto = packet.proto;
-    let front = TupleKey::between(packet.src, packet.src_port, packet.dst, packet.dst_port, proto);
-    let middle = TupleKey::between(packet.src, packet.src_port, flow.backend, flow.backend_port, proto);
+fn enter(flow: &Flow, slot: u32, serial: u32, why: u32, list_entry: u32) {
     // Both have room: the map holds three tuples a slot. Without memory the flow's next packet is placed by its hash again,
     // and this one's answer is lost.
-    let _ = table::lead(&middle, slot, serial, MIDDLE);
-    let _ = table::lead(&front, slot, serial, FRONT);
+    let _ = table::lead(slot, serial, MIDDLE);
+    let _ = table::lead(slot, serial, FRONT);
     if why == Why::BackendLeft as u32 {
         count(hook::INGRESS, action::RERESOLVED);
     } else if flow.flags & flag::RESUMED != 0 {
@@ -220,24 +256,32 @@ fn enter(flow: &Flow, slot: u32, serial: u32, packet: &Packet, why: u32, list_en
     }
 }
 
-/// Whether client and backend have a flow with each other that goes on: another one between them could not be told from it.
-#[inline(always)]
-fn is_taken(middle: &TupleKey) -> bool {
-    let entry = table::entry(middle);
+/// Whether the packet's sender has a flow with a backend that goes on: another one between them could not be told from it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn is_taken(backend_id: u32) -> u32 {
+    let (Some(packet), Some(backend)) = (sight::packet(), BACKENDS.get_ptr(backend_id)) else {
+        return 0;
+    };
+    // SAFETY: a live array element.
+    let (addr, port) = unsafe { (&(*backend).addr, (*backend).port.0 as u32) };
+    sight::aim(&packet.src, packet.src_port.0 as u32, addr, port, packet.proto as u32);
+    let Some(key) = sight::key() else { return 0 };
+    let entry = table::entry(key);
     if entry.stamp == 0 {
-        return false;
+        return 0;
     }
-    let Some(flow) = FLOWS.get_ptr_mut(entry.slot) else {
-        return false;
+    let Some(flow) = FLOWS.get_ptr(entry.slot) else {
+        return 0;
     };
     // SAFETY: a live array element.
     let flow = unsafe { &*flow };
-    table::is_of(flow, entry) && !flow.is_closed() && !flow.is_expired(clock::tick())
+    (table::is_of(flow, entry) && !flow.is_closed() && !flow.is_expired(clock::tick())) as u32
 }
 
 /// What is said where a set has no usable backend.
 #[inline(always)]
-fn nobody(skb: *mut __sk_buff, packet: &Packet, front: &Frontend, guest: bool) -> i32 {
+fn nobody(skb: *mut __sk_buff, front: &Frontend, guest: bool) -> i32 {
     // SAFETY: a live array element.
     if let Some(stats) = SERVICE_STATS.get_ptr_mut(front.service_id) {
         unsafe { add(&raw mut (*stats).rejected) };
@@ -251,5 +295,5 @@ fn nobody(skb: *mut __sk_buff, packet: &Packet, front: &Frontend, guest: bool) -
         count(hook::INGRESS, action::POLICY_DROPPED);
         return SHOT;
     }
-    refuse::refuse(skb, packet)
+    refuse::refuse(skb, action::REFUSED)
 }

@@ -1,17 +1,21 @@
 //! Packets that go out: a backend's answers to clients outside, and a client's packets to a backend beyond the uplink.
 
-use aya_ebpf::{bindings::{__sk_buff, BPF_NOEXIST}, helpers::bpf_get_prandom_u32, programs::TcContext};
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_NOEXIST},
+    helpers::bpf_get_prandom_u32,
+    programs::TcContext,
+};
 use lb_common::{
     addr::{Addr, Port},
     counter::{action, hook},
     flow::{Flow, PORT_TRIES, TupleEntry, TupleKey, flag, side},
-    packet::{self, Packet, fragment, kind},
+    packet::kind,
 };
 
 use super::{
-    NEXT, SHOT, clock, errors, fragments,
+    NEXT, SHOT, clock, errors,
     rewrite::{End, rewrite},
-    skb,
+    sight, skb,
     table::{self, BACK, MIDDLE},
 };
 use crate::{
@@ -21,16 +25,22 @@ use crate::{
 
 /// The egress program, for interfaces whose link header has `link` bytes.
 #[inline(always)]
-pub fn egress(ctx: &TcContext, link: usize) -> i32 {
+pub fn egress(ctx: &TcContext, link: u32) -> i32 {
     let skb = ctx.skb.skb;
-    let mut packet = packet::read(&skb::Bytes(skb), link, skb::protocol(skb));
-    if packet.kind != kind::TRANSPORT {
-        return errors::aside(skb, &packet, hook::EGRESS);
+    let seen = sight::look(skb, link);
+    if seen != kind::TRANSPORT as u32 {
+        return errors::aside(skb, seen, hook::EGRESS);
     }
-    if packet.fragment != fragment::WHOLE && !fragments::complete(&mut packet) {
-        count(hook::EGRESS, action::FRAGMENT_UNKNOWN);
+    go_out(skb)
+}
+
+/// Translates a packet of a flow that is known.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn go_out(skb: *mut __sk_buff) -> i32 {
+    let Some(packet) = sight::packet() else {
         return NEXT;
-    }
+    };
     let key = TupleKey::between(packet.src, packet.src_port, packet.dst, packet.dst_port, packet.proto);
     let entry = table::entry(&key);
     if entry.stamp == 0 || entry.role() != MIDDLE {
@@ -51,21 +61,21 @@ pub fn egress(ctx: &TcContext, link: usize) -> i32 {
     if flow.is_backend(&packet.src, packet.src_port) && flow.is_client(&packet.dst, packet.dst_port) {
         let now = clock::tick();
         let event = flow.note_backend(packet.tcp_flags, now);
-        table::follow(hook::EGRESS, flow, event);
+        table::follow(hook::EGRESS, entry.slot, event);
         table::see(flow, now);
-        return done(rewrite(skb, &packet, End::Source, &flow.vip, flow.vip_port));
+        return done(rewrite(skb, packet, End::Source, &flow.vip, flow.vip_port));
     }
     if flow.flags & (flag::MASQUERADE | flag::HAIRPIN) == 0 {
         count(hook::EGRESS, action::MISS);
         return NEXT;
     }
     if flow.source_port.0 == 0 {
-        let verdict = assign(skb, &packet, entry.slot);
+        let verdict = assign(skb, entry.slot);
         if verdict != ASSIGNED {
             return verdict;
         }
     }
-    done(rewrite(skb, &packet, End::Source, &flow.source, flow.source_port))
+    done(rewrite(skb, packet, End::Source, &flow.source, flow.source_port))
 }
 
 #[inline(always)]
@@ -85,10 +95,11 @@ fn done(rewritten: bool) -> i32 {
 const ASSIGNED: i32 = i32::MAX;
 
 /// Gives a flow the node's own source on the interface that it leaves by; else the verdict for its packet.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn assign(skb: *mut __sk_buff, packet: &Packet, slot: u32) -> i32 {
-    let (Some(flow), Some(settings)) = (FLOWS.get_ptr_mut(slot), SETTINGS.get_ptr(0)) else {
-        count(hook::EGRESS, action::MISS);
+extern "C" fn assign(skb: *mut __sk_buff, slot: u32) -> i32 {
+    let (Some(packet), Some(flow), Some(settings)) = (sight::packet(), FLOWS.get_ptr_mut(slot), SETTINGS.get_ptr(0))
+    else {
         return NEXT;
     };
     let Some(interface) = INTERFACES.get_ptr(&skb::ifindex(skb)) else {
@@ -97,12 +108,20 @@ fn assign(skb: *mut __sk_buff, packet: &Packet, slot: u32) -> i32 {
     };
     // SAFETY: live elements of their maps; removed elements stay readable until the program ends.
     let (flow, first, last, behind, addr) = unsafe {
-        let addr = if packet.is_v6 { (*interface).v6 } else { (*interface).v4 };
+        let addr = if packet.is_v6 {
+            &(*interface).v6
+        } else {
+            &(*interface).v4
+        };
         let (first, last) = ((*settings).first_port, (*settings).last_port);
         (&mut *flow, first, last, (*interface).side, addr)
     };
-    // A guest behind this interface is met by the source of its like alone where it would meet itself.
-    let wanted = if behind == side::GUEST { flag::HAIRPIN } else { flag::MASQUERADE };
+    // A guest behind this interface meets another source than the client's where it would meet itself alone.
+    let wanted = if behind == side::GUEST {
+        flag::HAIRPIN
+    } else {
+        flag::MASQUERADE
+    };
     if flow.flags & wanted == 0 {
         count(hook::EGRESS, action::MISS);
         return NEXT;
@@ -111,44 +130,58 @@ fn assign(skb: *mut __sk_buff, packet: &Packet, slot: u32) -> i32 {
         count(hook::EGRESS, action::NO_SOURCE);
         return SHOT;
     }
-    let serial = flow.serial();
-    let (backend, backend_port, proto) = (flow.backend, flow.backend_port, flow.proto);
+    let ours = TupleEntry::new(slot, flow.serial(), BACK);
     let ports = (last - first) as u32 + 1;
     let now = clock::now();
     // SAFETY: the helper takes nothing.
     let start = unsafe { bpf_get_prandom_u32() } % ports;
-    let mut closed_port = 0;
+    // The port whose flow ended first of those that were looked at: its backend may still remember it.
+    let mut spare = Port(0);
+    let mut spare_seen = u64::MAX;
     let mut tries = 0;
     while tries < PORT_TRIES {
         let at = start + tries;
         let at = if at >= ports { at - ports } else { at };
         let port = Port::new((first as u32 + at) as u16);
         tries += 1;
-        let key = TupleKey::between(backend, backend_port, addr, port, proto);
-        match claim(&key, slot, serial, now) {
-            Claim::Ours => {
-                flow.source = addr;
-                flow.source_port = port;
-                return ASSIGNED;
-            }
-            Claim::Closed if closed_port == 0 => closed_port = port.0,
-            _ => {}
+        aim(flow, addr, port);
+        let Some(key) = sight::key() else { return NEXT };
+        if TUPLES.insert(key, &ours, BPF_NOEXIST as u64).is_ok() {
+            flow.source = *addr;
+            flow.source_port = port;
+            return ASSIGNED;
+        }
+        let seen = given_up(key, now);
+        if seen < spare_seen {
+            spare_seen = seen;
+            spare = port;
         }
     }
-    // Nothing is free: what has ended gives way, though its backend may still remember it.
-    if closed_port != 0 {
-        let key = TupleKey::between(backend, backend_port, addr, Port(closed_port), proto);
-        let holder = table::entry(&key);
-        if let Some(held) = FLOWS.get_ptr_mut(holder.slot) {
+    if spare.0 != 0 {
+        aim(flow, addr, spare);
+        let Some(key) = sight::key() else { return NEXT };
+        let holder = table::entry(key);
+        if let Some(held) = FLOWS.get_ptr(holder.slot) {
             // SAFETY: a live array element.
-            let (is_holder, seen) = unsafe { (table::is_of(&*held, holder) && (*held).is_closed(), (*held).version) };
+            let (is_holder, seen, result) = unsafe {
+                (
+                    table::is_of(&*held, holder),
+                    (*held).version,
+                    (*held).outcome_of_silence(),
+                )
+            };
             if is_holder {
-                let _ = table::retire(hook::EGRESS, holder.slot, seen, 0);
+                let _ = table::retire(hook::EGRESS, holder.slot, seen, result as u32);
+                // Which made keys of its own.
+                aim(flow, addr, spare);
+            } else {
+                // It leads nowhere: its flow went while the tuple could not be removed.
+                let _ = TUPLES.remove(key);
             }
         }
-        if let Claim::Ours = claim(&key, slot, serial, now) {
-            flow.source = addr;
-            flow.source_port = Port(closed_port);
+        if TUPLES.insert(key, &ours, BPF_NOEXIST as u64).is_ok() {
+            flow.source = *addr;
+            flow.source_port = spare;
             return ASSIGNED;
         }
     }
@@ -157,44 +190,30 @@ fn assign(skb: *mut __sk_buff, packet: &Packet, slot: u32) -> i32 {
     SHOT
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Claim {
-    Ours,
-    Taken,
-    Closed,
+/// Makes the key of a backend's answers to one of the node's own sources.
+#[inline(always)]
+fn aim(flow: &Flow, addr: &Addr, port: Port) {
+    let backend_port = flow.backend_port.0 as u32;
+    sight::aim(&flow.backend, backend_port, addr, port.0 as u32, flow.proto as u32);
 }
 
-/// Takes a source port towards a backend, if nobody has it whose flow goes on or ended but now.
+/// Since when nobody needs the flow that holds a source port; [`u64::MAX`] if it goes on.
 #[inline(always)]
-fn claim(key: &TupleKey, slot: u32, serial: u32, now: u64) -> Claim {
-    let ours = TupleEntry::new(slot, serial, BACK);
-    if TUPLES.insert(key, &ours, BPF_NOEXIST as u64).is_ok() {
-        return Claim::Ours;
-    }
+fn given_up(key: &TupleKey, now: u64) -> u64 {
     let holder = table::entry(key);
-    if holder.stamp != 0
-        && let Some(held) = FLOWS.get_ptr_mut(holder.slot)
-    {
-        // SAFETY: a live array element.
-        let held: &Flow = unsafe { &*held };
-        if table::is_of(held, holder) {
-            if !held.is_expired(now) {
-                return if held.is_closed() { Claim::Closed } else { Claim::Taken };
-            }
-            let result = held.outcome_of_silence() as u32;
-            if !table::retire(hook::EGRESS, holder.slot, held.version, result) {
-                return Claim::Taken;
-            }
-        } else if holder.role() != BACK {
-            return Claim::Taken;
-        } else {
-            // It leads nowhere: its flow went while nobody could remove it.
-            let _ = TUPLES.remove(key);
-        }
+    if holder.role() != BACK {
+        return u64::MAX;
     }
-    if TUPLES.insert(key, &ours, BPF_NOEXIST as u64).is_ok() {
-        Claim::Ours
+    let Some(held) = FLOWS.get_ptr(holder.slot) else {
+        return u64::MAX;
+    };
+    // SAFETY: a live array element.
+    let held = unsafe { &*held };
+    if !table::is_of(held, holder) {
+        0
+    } else if held.is_closed() || held.is_expired(now) {
+        held.seen_ns
     } else {
-        Claim::Taken
+        u64::MAX
     }
 }

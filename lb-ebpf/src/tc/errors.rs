@@ -7,13 +7,14 @@ use aya_ebpf::{bindings::__sk_buff, helpers::bpf_l4_csum_replace};
 use lb_common::{
     addr::{Addr, Port},
     counter::{action, hook},
-    flow::{Flow, TupleEntry, TupleKey},
-    packet::{self, Packet, kind},
+    flow::{Flow, TupleEntry},
+    packet::{Packet, kind},
 };
 
 use super::{
     NEXT,
     rewrite::{V4_CHECK, V6_SRC, fold32, sum, taken, v4_bytes, v4_check, v6_bytes},
+    sight::{self, ORPHAN},
     skb,
     table::{self, BACK},
 };
@@ -24,30 +25,38 @@ const CHECK: u32 = 2;
 
 /// What is neither TCP nor UDP: counted, and translated if it is an error about a flow.
 #[inline(always)]
-pub fn aside(skb: *mut __sk_buff, packet: &Packet, hook: u32) -> i32 {
-    match packet.kind {
-        kind::ERROR => error(skb, packet, hook),
-        kind::MALFORMED => {
-            count(hook, action::MALFORMED);
-            NEXT
-        }
-        _ => {
-            count(hook, action::MISS);
-            NEXT
-        }
+pub fn aside(skb: *mut __sk_buff, seen: u32, hook: u32) -> i32 {
+    if seen == kind::ERROR as u32 {
+        return error(skb, hook);
     }
+    count(
+        hook,
+        if seen == kind::MALFORMED as u32 {
+            action::MALFORMED
+        } else if seen == ORPHAN {
+            action::FRAGMENT_UNKNOWN
+        } else {
+            action::MISS
+        },
+    );
+    NEXT
 }
 
 /// Translates an ICMP error.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn error(skb: *mut __sk_buff, outside: &Packet, at: u32) -> i32 {
-    let inside = packet::read_inside(&skb::Bytes(skb), outside);
-    if inside.kind != kind::TRANSPORT {
+extern "C" fn error(skb: *mut __sk_buff, at: u32) -> i32 {
+    if sight::look_inside(skb) != kind::TRANSPORT as u32 {
         count(at, action::MISS);
         return NEXT;
     }
-    let key = TupleKey::between(inside.src, inside.src_port, inside.dst, inside.dst_port, inside.proto);
-    let entry = table::entry(&key);
+    let (Some(outside), Some(inside)) = (sight::packet(), sight::inside()) else {
+        return NEXT;
+    };
+    let (src_port, dst_port) = (inside.src_port.0 as u32, inside.dst_port.0 as u32);
+    sight::aim(&inside.src, src_port, &inside.dst, dst_port, inside.proto as u32);
+    let Some(key) = sight::key() else { return NEXT };
+    let entry = table::entry(key);
     let Some(flow) = FLOWS.get_ptr(entry.slot) else {
         count(at, action::MISS);
         return NEXT;
@@ -58,14 +67,14 @@ fn error(skb: *mut __sk_buff, outside: &Packet, at: u32) -> i32 {
         count(at, action::MISS);
         return NEXT;
     }
-    let changed = if is_of_client(flow, entry, &inside) {
+    let changed = if is_of_client(flow, entry, inside) {
         let back = Back {
             src: flow.client,
             src_port: flow.client_port,
             dst: flow.vip,
             dst_port: flow.vip_port,
         };
-        put_back(skb, outside, &inside, &back, Some(flow), at)
+        put_back(skb, outside, inside, &back, Some(flow), at)
     } else {
         let (dst, dst_port) = if flow.source_port.0 == 0 {
             (flow.client, flow.client_port)
@@ -78,7 +87,7 @@ fn error(skb: *mut __sk_buff, outside: &Packet, at: u32) -> i32 {
             dst,
             dst_port,
         };
-        put_back(skb, outside, &inside, &back, None, at)
+        put_back(skb, outside, inside, &back, None, at)
     };
     count(
         at,
@@ -171,7 +180,11 @@ fn put_back(
         } else {
             let check = v4_check(outside.check, outside.src.words[3], src.words[3]);
             let check = v4_check(check, outside.dst.words[3], dst.words[3]);
-            skb::write(skb, outside.network + V4_CHECK, &v4_bytes(check, src.words[3], dst.words[3]))
+            skb::write(
+                skb,
+                outside.network + V4_CHECK,
+                &v4_bytes(check, src.words[3], dst.words[3]),
+            )
         };
         if !written {
             return Changed::Failed;

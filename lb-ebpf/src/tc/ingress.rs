@@ -2,79 +2,97 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use lb_common::{
-    abi::{TCP, UDP},
+    abi::TCP,
     counter::{action, hook},
-    event::outcome,
-    flow::{Flow, TupleEntry, TupleKey, flag, is_syn},
-    packet::{self, Packet, fragment, kind},
+    flow::{Flow, TupleKey, flag, is_syn},
+    packet::{Packet, kind},
 };
 
 use super::{
     NEXT,
     begin::{self, Why},
-    clock, errors, fragments, refuse,
+    clock, errors,
     rewrite::{End, rewrite},
-    skb,
+    sight,
     table::{self, BACK, FRONT},
 };
 use crate::{count::count, maps::FLOWS};
 
 /// The ingress program, for interfaces whose link header has `link` bytes.
 #[inline(always)]
-pub fn ingress(ctx: &TcContext, link: usize) -> i32 {
+pub fn ingress(ctx: &TcContext, link: u32) -> i32 {
     let skb = ctx.skb.skb;
-    let mut packet = packet::read(&skb::Bytes(skb), link, skb::protocol(skb));
-    if packet.kind != kind::TRANSPORT {
-        return errors::aside(skb, &packet, hook::INGRESS);
+    let seen = sight::look(skb, link);
+    if seen != kind::TRANSPORT as u32 {
+        return errors::aside(skb, seen, hook::INGRESS);
     }
-    if packet.fragment != fragment::WHOLE && !fragments::complete(&mut packet) {
-        count(hook::INGRESS, action::FRAGMENT_UNKNOWN);
+    let verdict = come_in(skb);
+    if verdict < 0 {
         return NEXT;
     }
-    let key = TupleKey::between(packet.src, packet.src_port, packet.dst, packet.dst_port, packet.proto);
-    let entry = table::entry(&key);
-    if entry.stamp != 0
-        && let Some(flow) = FLOWS.get_ptr_mut(entry.slot)
-    {
-        // SAFETY: a live array element; what others write meanwhile are single fields of their own.
-        let flow = unsafe { &mut *flow };
-        if table::is_of(flow, entry) {
-            if entry.role() == FRONT && flow.is_client(&packet.src, packet.src_port) {
-                return forward(skb, &packet, entry, flow);
-            }
-            if entry.role() == BACK && flow.is_backend(&packet.src, packet.src_port) {
-                return done(rewrite(skb, &packet, End::Destination, &flow.client, flow.client_port));
-            }
-            count(hook::INGRESS, action::MISS);
-            return NEXT;
-        }
-    }
-    begin::begin(skb, &packet, Why::Unknown as u32)
+    begin::begin(skb, verdict as u32)
 }
 
-/// A client's packet of a flow that is known.
-#[inline(always)]
-fn forward(skb: *mut __sk_buff, packet: &Packet, entry: TupleEntry, flow: &mut Flow) -> i32 {
-    if packet.proto == TCP {
-        if is_syn(packet.tcp_flags) && packet.fragment != fragment::LATER {
-            let isn = begin::sequence(skb, packet);
-            if !flow.repeats(isn) || !table::is_usable(flow) {
-                let _ = table::retire(hook::INGRESS, entry.slot, flow.version, flow.outcome_of_silence() as u32);
-                return begin::begin(skb, packet, Why::Reuse as u32);
-            }
-        }
-    } else if packet.proto == UDP && table::has_left(flow) {
-        let _ = table::retire(hook::INGRESS, entry.slot, flow.version, outcome::ESTABLISHED as u32);
-        return begin::begin(skb, packet, Why::BackendLeft as u32);
+/// Translates a packet of a flow that is known: negative then, else why a flow is to begin.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn come_in(skb: *mut __sk_buff) -> i32 {
+    let Some(packet) = sight::packet() else {
+        return NEXT;
+    };
+    let key = TupleKey::between(packet.src, packet.src_port, packet.dst, packet.dst_port, packet.proto);
+    let entry = table::entry(&key);
+    if entry.stamp == 0 {
+        return Why::Unknown as i32;
     }
-    if flow.flags & flag::EXHAUSTED != 0 {
-        let _ = table::retire(hook::INGRESS, entry.slot, flow.version, outcome::OTHER as u32);
-        return refuse::refuse(skb, packet);
+    let Some(flow) = FLOWS.get_ptr_mut(entry.slot) else {
+        return Why::Unknown as i32;
+    };
+    // SAFETY: a live array element; what others write meanwhile are single fields of their own.
+    let flow = unsafe { &mut *flow };
+    if !table::is_of(flow, entry) {
+        return Why::Unknown as i32;
+    }
+    if entry.role() == BACK && flow.is_backend(&packet.src, packet.src_port) {
+        return done(rewrite(skb, packet, End::Destination, &flow.client, flow.client_port));
+    }
+    if entry.role() != FRONT || !flow.is_client(&packet.src, packet.src_port) {
+        count(hook::INGRESS, action::MISS);
+        return NEXT;
+    }
+    let why = distrust(packet, flow);
+    if why != Why::Unknown {
+        let _ = table::retire(
+            hook::INGRESS,
+            entry.slot,
+            flow.version,
+            flow.outcome_of_silence() as u32,
+        );
+        return why as i32;
     }
     let event = flow.note_client(packet.tcp_flags);
-    table::follow(hook::INGRESS, flow, event);
+    table::follow(hook::INGRESS, entry.slot, event);
     table::see(flow, clock::tick());
     done(rewrite(skb, packet, End::Destination, &flow.backend, flow.backend_port))
+}
+
+/// Why a client's packet may not go where its flow goes; [`Why::Unknown`] if it may.
+#[inline(always)]
+fn distrust(packet: &Packet, flow: &Flow) -> Why {
+    if flow.flags & flag::EXHAUSTED != 0 {
+        return Why::Exhausted;
+    }
+    if packet.proto != TCP {
+        return if table::has_left(flow) {
+            Why::BackendLeft
+        } else {
+            Why::Unknown
+        };
+    }
+    if !is_syn(packet.tcp_flags) || flow.repeats(packet.sequence) && table::is_usable(flow) {
+        return Why::Unknown;
+    }
+    Why::Reuse
 }
 
 /// Counts a packet that was, or could not be, rewritten.

@@ -2,7 +2,7 @@
 //! interfaces behind which the world or guests with their own kernel lie: destinations change at ingress, sources at egress,
 //! and the kernel's own routing lies in between.
 //!
-//! In reading order: [`skb`] (the packet's bytes), [`clock`], [`table`] (flows and tuples), [`begin`] (a new flow), [`rewrite`]
+//! In reading order: [`skb`] (the packet's bytes), [`sight`] (what was read of it), [`clock`], [`table`] (flows and tuples), [`begin`] (a new flow), [`rewrite`]
 //! (addresses and checksums), [`fragments`], [`errors`] (ICMP), [`refuse`] (answers of our own).
 
 mod begin;
@@ -14,10 +14,11 @@ mod ingress;
 mod observe;
 mod refuse;
 mod rewrite;
+mod sight;
 mod skb;
 mod table;
 
-pub use self::{egress::egress, ingress::ingress, observe::observe};
+pub use self::{egress::egress, ingress::ingress, observe::observe, sight::Sight};
 
 /// Direction: into the node.
 pub const INGRESS: u8 = 0;

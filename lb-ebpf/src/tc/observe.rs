@@ -19,7 +19,7 @@ use lb_common::{
     counter::{action, hook},
     event::{PacketRecord, kind, tcp_flag},
     frontend::FrontendKey,
-    packet,
+    packet::{self, Packet},
     socket::{Passage, SocketState},
 };
 
@@ -35,7 +35,13 @@ struct Segment {
 /// The TCP segment that begins in this packet; `None` for anything else, later fragments included.
 #[inline(always)]
 fn segment(ctx: &TcContext) -> Option<Segment> {
-    let packet = packet::read(&skb::Bytes(ctx.skb.skb), packet::ETHERNET, skb::protocol(ctx.skb.skb));
+    let mut packet = Packet::default();
+    packet::read(
+        &skb::Bytes(ctx.skb.skb),
+        packet::ETHERNET,
+        skb::protocol(ctx.skb.skb),
+        &mut packet,
+    );
     if packet.kind != packet::kind::TRANSPORT || packet.proto != TCP || packet.fragment == packet::fragment::LATER {
         return None;
     }

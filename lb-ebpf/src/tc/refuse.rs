@@ -19,7 +19,7 @@ use lb_common::{
 use super::{
     SHOT,
     rewrite::{fold16, fold32, sum, v6_bytes},
-    skb,
+    sight, skb,
 };
 use crate::count::count;
 
@@ -35,43 +35,39 @@ const ICMPV6: u8 = 58;
 const PORT_UNREACHABLE_V4: [u8; 2] = [3, 3];
 const PORT_UNREACHABLE_V6: [u8; 2] = [1, 4];
 
-/// Refuses a packet, and counts it.
+/// Refuses the packet, and counts it as `why`.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn refuse(skb: *mut __sk_buff, packet: &Packet) -> i32 {
-    let verdict = refuse_quietly(skb, packet);
-    count(
-        hook::INGRESS,
-        if verdict == SHOT {
-            action::UNANSWERED
-        } else {
-            action::REFUSED
-        },
-    );
-    verdict
+pub extern "C" fn refuse(skb: *mut __sk_buff, why: u32) -> i32 {
+    if let Some(packet) = sight::packet()
+        && answer(skb, packet)
+    {
+        count(hook::INGRESS, why);
+        // SAFETY: the helper takes numbers alone.
+        return unsafe { bpf_redirect(skb::ifindex(skb), 0) as i32 };
+    }
+    count(hook::INGRESS, action::UNANSWERED);
+    SHOT
 }
 
-/// Refuses a packet that is counted elsewhere.
-#[inline(never)]
-pub fn refuse_quietly(skb: *mut __sk_buff, packet: &Packet) -> i32 {
+/// Makes an answer of the packet; false if there is none for it.
+#[inline(always)]
+fn answer(skb: *mut __sk_buff, packet: &Packet) -> bool {
     // Options and extension headers would have to be answered or cut out; nobody who dials a Service sends them.
     let plain = packet.transport - packet.network == if packet.is_v6 { V6_LEN } else { V4_LEN };
     if !plain || packet.fragment != fragment::WHOLE {
-        return SHOT;
+        return false;
     }
     // Nobody answers a reset.
     if packet.proto == TCP && packet.tcp_flags & tcp_flag::RST != 0 {
-        return SHOT;
+        return false;
     }
     let made = if packet.proto == TCP {
         reset(skb, packet)
     } else {
         unreachable(skb, packet)
     };
-    if !made || !turn(skb, packet) {
-        return SHOT;
-    }
-    // SAFETY: the helper takes numbers alone.
-    unsafe { bpf_redirect(skb::ifindex(skb), 0) as i32 }
+    made && turn(skb, packet)
 }
 
 /// Exchanges the link addresses, where there are any.
@@ -83,7 +79,11 @@ fn turn(skb: *mut __sk_buff, packet: &Packet) -> bool {
     let Some(m) = skb::Bytes(skb).read::<[u8; 12]>(0) else {
         return false;
     };
-    skb::write(skb, 0, &[m[6], m[7], m[8], m[9], m[10], m[11], m[0], m[1], m[2], m[3], m[4], m[5]])
+    skb::write(
+        skb,
+        0,
+        &[m[6], m[7], m[8], m[9], m[10], m[11], m[0], m[1], m[2], m[3], m[4], m[5]],
+    )
 }
 
 /// The sum over the addresses, protocol and length that a transport checksum covers besides.
@@ -121,7 +121,8 @@ fn answer_header(skb: *mut __sk_buff, packet: &Packet, proto: u8, length: u32) -
             skb,
             packet.network,
             &[
-                0x45, 0, high, low, 0, 0, 0x40, 0, TTL, proto, c[0], c[1], s[0], s[1], s[2], s[3], d[0], d[1], d[2], d[3],
+                0x45, 0, high, low, 0, 0, 0x40, 0, TTL, proto, c[0], c[1], s[0], s[1], s[2], s[3], d[0], d[1], d[2],
+                d[3],
             ],
         )
     }
@@ -141,14 +142,18 @@ fn reset(skb: *mut __sk_buff, packet: &Packet) -> bool {
     let (seq, ack, flags) = if packet.tcp_flags & tcp_flag::ACK != 0 {
         ([was[8], was[9], was[10], was[11]], [0; 4], tcp_flag::RST)
     } else {
-        ([0; 4], sequence.wrapping_add(1).to_be_bytes(), tcp_flag::RST | tcp_flag::ACK)
+        (
+            [0; 4],
+            sequence.wrapping_add(1).to_be_bytes(),
+            tcp_flag::RST | tcp_flag::ACK,
+        )
     };
     let covered = pseudo(&packet.dst, &packet.src, packet.is_v6, TCP, TCP_LEN);
     // As it is while the network card is to add the rest.
     let c = fold16(covered).to_ne_bytes();
     let header = [
-        was[2], was[3], was[0], was[1], seq[0], seq[1], seq[2], seq[3], ack[0], ack[1], ack[2], ack[3], 0x50, flags, 0, 0,
-        c[0], c[1], 0, 0,
+        was[2], was[3], was[0], was[1], seq[0], seq[1], seq[2], seq[3], ack[0], ack[1], ack[2], ack[3], 0x50, flags, 0,
+        0, c[0], c[1], 0, 0,
     ];
     if !skb::write(skb, packet.transport, &header) || !answer_header(skb, packet, TCP, TCP_LEN) {
         return false;
@@ -240,5 +245,9 @@ fn waits_for_card(skb: *mut __sk_buff, at: u32, field: u16) -> Option<bool> {
     if now == field {
         return Some(true);
     }
-    if skb::write(skb, at, &field.to_ne_bytes()) { Some(false) } else { None }
+    if skb::write(skb, at, &field.to_ne_bytes()) {
+        Some(false)
+    } else {
+        None
+    }
 }

@@ -14,7 +14,7 @@ use lb_common::{
     flow::{Event, Flow, HAND_STEPS, SEEN_STEP_NS, SERIAL_MASK, TupleEntry, TupleKey, role, state, version},
 };
 
-use super::clock;
+use super::{clock, sight};
 use crate::{
     count::{add, count},
     emit,
@@ -96,20 +96,24 @@ fn backend_state_of(flow: &Flow) -> u8 {
 
 /// Counts what a packet meant for its flow.
 #[inline(always)]
-pub fn follow(hook: u32, flow: *mut Flow, event: Event) {
+pub fn follow(hook: u32, slot: u32, event: Event) {
     match event {
         Event::Nothing => {}
-        Event::Established => established(flow),
-        Event::Ended(result) => ended(hook, flow, result as u32),
+        Event::Established => _ = established(slot),
+        Event::Ended(result) => _ = ended(hook, slot, result as u32),
     }
 }
 
-#[inline(always)]
-fn established(flow: *mut Flow) {
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn established(slot: u32) -> u32 {
+    let Some(flow) = FLOWS.get_ptr(slot) else {
+        return 0;
+    };
     // SAFETY: live elements of their arrays.
     unsafe {
         if (*flow).proto != TCP {
-            return;
+            return 0;
         }
         if let Some(stats) = BACKEND_STATS.get_ptr_mut((*flow).backend_id) {
             add(&raw mut (*stats).outside.established);
@@ -118,16 +122,22 @@ fn established(flow: *mut Flow) {
             add(&raw mut (*stats).established);
         }
     }
+    1
 }
 
 /// Ends a flow that goes on having its slot and tuples, for the packets that are still to come.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn ended(hook: u32, flow: *mut Flow, result: u32) {
+extern "C" fn ended(hook: u32, slot: u32, result: u32) -> u32 {
+    let Some(flow) = FLOWS.get_ptr_mut(slot) else {
+        return 0;
+    };
     // SAFETY: a live array element.
     let seen = unsafe { (*flow).version };
     if seen & 3 == state::LIVE && swap(flow, seen, version(seen >> 2, state::ENDED)) {
         tell(hook, flow, result as u8);
     }
+    1
 }
 
 /// Counts a TCP flow's end and writes its record. UDP has no ends.
@@ -182,42 +192,80 @@ fn tell(hook: u32, flow: *mut Flow, result: u8) {
 
 /// Takes a flow that is `seen` out of the table: ends it, if nobody has, and removes its tuples. The slot is free then.
 ///
-/// False if it was somebody else's by now.
+/// 0 if it was somebody else's by now, else 1.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn retire(hook: u32, slot: u32, seen: u32, result: u32) -> bool {
+pub extern "C" fn retire(hook: u32, slot: u32, seen: u32, result: u32) -> u32 {
     let Some(flow) = FLOWS.get_ptr_mut(slot) else {
-        return false;
+        return 0;
     };
     let serial = seen >> 2;
     if !swap(flow, seen, version(serial, state::BUSY)) {
-        return false;
+        return 0;
     }
     if seen & 3 == state::LIVE {
         tell(hook, flow, result as u8);
     }
-    // SAFETY: a live array element, which is ours while it is busy.
-    let flow_ref = unsafe { &*flow };
-    let proto = flow_ref.proto;
-    let (client, client_port) = (flow_ref.client, flow_ref.client_port);
-    let (backend, backend_port) = (flow_ref.backend, flow_ref.backend_port);
-    let front = TupleKey::between(client, client_port, flow_ref.vip, flow_ref.vip_port, proto);
-    forget(&front, slot, serial);
-    let middle = TupleKey::between(client, client_port, backend, backend_port, proto);
-    forget(&middle, slot, serial);
-    if flow_ref.source_port.0 != 0 {
-        let back = TupleKey::between(backend, backend_port, flow_ref.source, flow_ref.source_port, proto);
-        forget(&back, slot, serial);
-    }
+    forget(slot, serial, FRONT);
+    forget(slot, serial, MIDDLE);
+    forget(slot, serial, BACK);
     publish(flow, version(serial, state::FREE));
-    true
+    1
 }
 
 /// Removes a tuple if it leads to this flow, and not to a later one.
-#[inline(always)]
-fn forget(key: &TupleKey, slot: u32, serial: u32) {
+#[inline(never)]
+fn forget(slot: u32, serial: u32, role: u32) {
+    if !aim_at(slot, role) {
+        return;
+    }
+    let Some(key) = sight::key() else { return };
     let entry = entry(key);
     if entry.slot == slot && entry.serial() == serial {
         let _ = TUPLES.remove(key);
+    }
+}
+
+/// Makes the key of one of a flow's tuples; false if it has no such tuple.
+#[inline(always)]
+fn aim_at(slot: u32, role: u32) -> bool {
+    let Some(flow) = FLOWS.get_ptr(slot) else {
+        return false;
+    };
+    // SAFETY: a live array element, which is ours.
+    let flow = unsafe { &*flow };
+    let proto = flow.proto as u32;
+    let (client_port, backend_port) = (flow.client_port.0 as u32, flow.backend_port.0 as u32);
+    match role {
+        FRONT => sight::aim(&flow.client, client_port, &flow.vip, flow.vip_port.0 as u32, proto),
+        MIDDLE => sight::aim(&flow.client, client_port, &flow.backend, backend_port, proto),
+        _ => {
+            if flow.source_port.0 == 0 {
+                return false;
+            }
+            sight::aim(
+                &flow.backend,
+                backend_port,
+                &flow.source,
+                flow.source_port.0 as u32,
+                proto,
+            );
+        }
+    }
+    true
+}
+
+/// Lets one of a flow's tuples lead to it, whatever it led to before; false if there is no room.
+#[inline(never)]
+pub fn lead(slot: u32, serial: u32, role: u32) -> bool {
+    if !aim_at(slot, role) {
+        return false;
+    }
+    match sight::key() {
+        Some(key) => TUPLES
+            .insert(key, &TupleEntry::new(slot, serial, role), BPF_ANY as u64)
+            .is_ok(),
+        None => false,
     }
 }
 
@@ -225,8 +273,9 @@ fn forget(key: &TupleKey, slot: u32, serial: u32) {
 pub const NO_SLOT: u32 = u32::MAX;
 
 /// Takes a slot for a new flow, which is busy then; [`NO_SLOT`] where the hand finds none that may be taken.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn take(hook: u32) -> u32 {
+pub extern "C" fn take(hook: u32) -> u32 {
     let Some(settings) = SETTINGS.get_ptr(0) else {
         return NO_SLOT;
     };
@@ -239,75 +288,68 @@ pub fn take(hook: u32) -> u32 {
         return NO_SLOT;
     }
     let now = clock::now();
-    let mut spare = NO_SLOT;
-    let mut spare_version = 0;
+    let mut found = NO_SLOT;
+    let mut action = action::EVICTED;
     let mut step = 0;
     while step < HAND_STEPS {
         step += 1;
         // SAFETY: eight aligned bytes of a live array element.
         let turn = unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(hand, 1) };
         let slot = (turn % slots as u64) as u32;
-        let Some(flow) = FLOWS.get_ptr_mut(slot) else {
+        let Some(flow) = FLOWS.get_ptr(slot) else {
             continue;
         };
         // SAFETY: a live array element; what changes under us is noticed by the swap.
-        let (seen, expired, evictable) = unsafe {
-            (
-                core::ptr::read_volatile(&raw const (*flow).version),
-                (*flow).is_expired(now),
-                (*flow).is_evictable(now),
-            )
-        };
-        match seen & 3 {
-            state::FREE => {
-                if own(flow, seen) {
-                    return slot;
-                }
-            }
-            state::BUSY => {}
-            _ if expired => {
-                if reuse(hook, slot, flow, seen) {
-                    count(hook, action::RECLAIMED);
-                    return slot;
-                }
-            }
-            _ if evictable && spare == NO_SLOT => {
-                spare = slot;
-                spare_version = seen;
-            }
-            _ => {}
+        let flow = unsafe { &*flow };
+        let state = flow.state();
+        if state == state::FREE {
+            found = slot;
+            action = NO_ACTION;
+            break;
+        }
+        if state == state::BUSY {
+            continue;
+        }
+        if flow.is_expired(now) {
+            found = slot;
+            action = action::RECLAIMED;
+            break;
+        }
+        if found == NO_SLOT && flow.is_evictable(now) {
+            found = slot;
         }
     }
-    if spare != NO_SLOT
-        && let Some(flow) = FLOWS.get_ptr_mut(spare)
-        && reuse(hook, spare, flow, spare_version)
-    {
-        count(hook, action::EVICTED);
-        return spare;
+    let Some(flow) = FLOWS.get_ptr_mut(found) else {
+        return NO_SLOT;
+    };
+    // SAFETY: as above.
+    let (seen, result) = unsafe {
+        (
+            core::ptr::read_volatile(&raw const (*flow).version),
+            (*flow).outcome_of_silence(),
+        )
+    };
+    let free = version(seen >> 2, state::FREE);
+    if action != NO_ACTION {
+        // Somebody else may have been faster: then the packet is lost, and comes again.
+        if retire(hook, found, seen, result as u32) == 0 {
+            return NO_SLOT;
+        }
+        count(hook, action);
     }
-    NO_SLOT
+    if own(flow, free) { found } else { NO_SLOT }
 }
+
+/// A free slot was found: nothing had to be given up.
+const NO_ACTION: u32 = u32::MAX;
 
 /// Owns a free slot, for a flow with the next serial number.
 #[inline(always)]
-fn own(flow: *mut Flow, seen: u32) -> bool {
-    let next = ((seen >> 2) + 1) & SERIAL_MASK;
+fn own(flow: *mut Flow, free: u32) -> bool {
+    let next = ((free >> 2) + 1) & SERIAL_MASK;
     // 0 is the serial number of entries that lead nowhere.
     let next = if next == 0 { 1 } else { next };
-    swap(flow, seen, version(next, state::BUSY))
-}
-
-#[inline(always)]
-fn reuse(hook: u32, slot: u32, flow: *mut Flow, seen: u32) -> bool {
-    // SAFETY: a live array element.
-    let result = unsafe { (*flow).outcome_of_silence() };
-    retire(hook, slot, seen, result as u32) && own(flow, version(seen >> 2, state::FREE))
-}
-
-/// Lets a tuple lead to a flow, whatever it led to before; false if there is no room.
-#[inline(always)]
-pub fn lead(key: &TupleKey, slot: u32, serial: u32, role: u32) -> bool {
-    TUPLES.insert(key, &TupleEntry::new(slot, serial, role), BPF_ANY as u64).is_ok()
+    swap(flow, free, version(next, state::BUSY))
 }
 
 /// The roles by the names that this room uses.

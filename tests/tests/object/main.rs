@@ -26,6 +26,28 @@ use lb_user::datapath::{
 
 use self::elf::{DATA, Elf, FUNCTION, UNTYPED};
 
+/// Programs that translate packets.
+const TRANSLATING: [&str; 4] = ["lb_ingress", "lb_egress", "raw_ingress", "raw_egress"];
+/// Their functions that the verifier checks one by one, whoever calls them.
+const GLOBAL: [&str; 16] = [
+    "look",
+    "look_inside",
+    "come_in",
+    "go_out",
+    "admit",
+    "begin",
+    "choose",
+    "is_taken",
+    "make",
+    "take",
+    "retire",
+    "refuse",
+    "error",
+    "assign",
+    "established",
+    "ended",
+];
+
 /// A struct as this crate's compiler lays it out.
 struct Layout {
     name: &'static str,
@@ -113,7 +135,10 @@ fn the_object_has_the_programs_and_maps_that_the_agent_names() -> Result<()> {
         ensure!(functions.contains(program), "no program {program}");
     }
     let objects: BTreeSet<&str> = elf.names(DATA)?.into_iter().collect();
-    let all = maps::STATE_MAPS.iter().chain(&maps::SOCKET_MAPS).chain(&maps::FLOW_MAPS);
+    let all = maps::STATE_MAPS
+        .iter()
+        .chain(&maps::SOCKET_MAPS)
+        .chain(&maps::FLOW_MAPS);
     for name in all.chain(&maps::PASSING_MAPS) {
         ensure!(objects.contains(name), "no map {name}");
     }
@@ -133,6 +158,8 @@ fn the_object_has_no_way_to_a_panic() -> Result<()> {
         .chain(PACKET)
         // What the compiler calls for copies; loops with bounds.
         .chain(["memcpy", "memmove", "memset"])
+        .chain(TRANSLATING)
+        .chain(GLOBAL)
         .collect();
     let foreign: Vec<&str> = elf
         .names(FUNCTION)?
