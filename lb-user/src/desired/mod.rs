@@ -22,7 +22,8 @@ use self::{
 };
 use crate::model::{
     BackendSet, Cidr, Content, DesiredService, Family, Frontend, FrontendKind, Kind, Node, NodeAddresses, Object,
-    ObjectKey, ObjectName, Problem, Protocol, Scope, Service, ServiceType, SetName, Slice, Update, WhenEmpty,
+    ObjectKey, ObjectName, Outside, Problem, Protocol, Scope, Service, ServiceType, SetName, Slice, Update, WhenEmpty,
+    WhenEmptyOutside,
 };
 
 /// On which of the node's addresses NodePorts are served (C12). Never on loopback or link-local ones.
@@ -177,8 +178,10 @@ impl Desired {
         let entry = self.entries.get(name)?;
         let service = entry.service.as_deref().filter(|service| self.is_ours(service))?;
 
+        let mut candidates: HashMap<(u16, Family), Candidates<'_>> = HashMap::new();
         let mut sets: BTreeMap<SetName, BackendSet> = BTreeMap::new();
-        let mut frontends: Vec<(SetName, Frontend)> = Vec::new();
+        let mut frontends: Vec<(SetName, Option<SetName>, Frontend)> = Vec::new();
+        let mut sources: BTreeSet<Cidr> = BTreeSet::new();
         for claim in entry
             .claims
             .iter()
@@ -187,60 +190,92 @@ impl Desired {
             let Some(port) = service.ports.get(usize::from(claim.service_port)) else {
                 continue;
             };
+            let family = Family::of(claim.addr);
+            let candidates = candidates
+                .entry((claim.service_port, family))
+                .or_insert_with(|| Candidates::merge(&entry.slices, family, &port.name, port.protocol, &self.place));
+            let mut set_of = |scope| {
+                let name = SetName {
+                    port_name: port.name.clone(),
+                    protocol: port.protocol,
+                    ipv6: family == Family::V6,
+                    scope,
+                };
+                sets.entry(name.clone()).or_insert_with(|| {
+                    let view = match scope {
+                        Scope::Cluster => candidates.cluster(&self.place),
+                        Scope::Local => candidates.local(),
+                    };
+                    BackendSet {
+                        name: name.clone(),
+                        members: view.usable,
+                        draining: view.draining,
+                    }
+                });
+                name
+            };
             // From inside the node, only the cluster IP is subject to a policy (C9, C10).
             let scope = if claim.kind == FrontendKind::ClusterIp && service.internal_local {
                 Scope::Local
             } else {
                 Scope::Cluster
             };
-            let family = Family::of(claim.addr);
-            let candidates = Candidates::merge(&entry.slices, family, &port.name, port.protocol, &self.place);
-            let set = SetName {
-                port_name: port.name.clone(),
-                protocol: port.protocol,
-                ipv6: family == Family::V6,
-                scope,
-            };
-            sets.entry(set.clone()).or_insert_with(|| {
-                let view = match scope {
-                    Scope::Cluster => candidates.cluster(&self.place),
-                    Scope::Local => candidates.local(),
-                };
-                BackendSet {
-                    name: set.clone(),
-                    members: view.usable,
-                    draining: view.draining,
-                }
-            });
+            let set = set_of(scope);
             let when_empty = match scope {
                 Scope::Local if candidates.any_usable() => WhenEmpty::Unreachable,
                 Scope::Local | Scope::Cluster => WhenEmpty::Refuse,
             };
-            frontends.push((
-                set,
-                Frontend {
-                    addr: claim.addr,
-                    port: claim.port,
-                    protocol: claim.protocol,
-                    kind: claim.kind,
-                    set: 0,
-                    when_empty,
-                    affinity_seconds: service.affinity.map(|affinity| affinity.seconds),
+            // From outside, everything else is, on its own (C7, C9); a cluster IP is not served there.
+            let outside_scope = match claim.kind {
+                FrontendKind::ClusterIp => None,
+                _ if service.external_local => Some(Scope::Local),
+                _ => Some(Scope::Cluster),
+            };
+            let ranges = match claim.kind {
+                FrontendKind::LoadBalancer => service.source_ranges.of(family),
+                _ => None,
+            };
+            sources.extend(ranges.into_iter().flatten());
+            let outside = outside_scope.map(|scope| Outside {
+                set: 0,
+                when_empty: match scope {
+                    Scope::Local if candidates.any_usable() => WhenEmptyOutside::Silence,
+                    Scope::Local | Scope::Cluster => WhenEmptyOutside::Refuse,
                 },
-            ));
+                masquerade: scope == Scope::Cluster,
+                source_ranges: ranges.is_some(),
+            });
+            let frontend = Frontend {
+                addr: claim.addr,
+                port: claim.port,
+                protocol: claim.protocol,
+                kind: claim.kind,
+                set: 0,
+                when_empty,
+                affinity_seconds: service.affinity.map(|affinity| affinity.seconds),
+                outside,
+            };
+            frontends.push((set, outside_scope.map(set_of), frontend));
         }
-        frontends.sort_by_key(|(_, frontend)| (frontend.addr, frontend.port, frontend.protocol));
-        let numbers: HashMap<SetName, usize> = sets.keys().cloned().zip(0..).collect();
+        frontends.sort_by_key(|(_, _, frontend)| (frontend.addr, frontend.port, frontend.protocol));
+        let numbers: HashMap<&SetName, usize> = sets.keys().zip(0..).collect();
+        let number = |name: &SetName| numbers.get(name).copied().unwrap_or_default();
+        let frontends = frontends
+            .into_iter()
+            .map(|(set, outside_set, frontend)| Frontend {
+                set: number(&set),
+                outside: frontend.outside.map(|outside| Outside {
+                    set: outside_set.as_ref().map_or(0, number),
+                    ..outside
+                }),
+                ..frontend
+            })
+            .collect();
         Some(DesiredService {
             name: name.clone(),
-            frontends: frontends
-                .into_iter()
-                .map(|(set, frontend)| Frontend {
-                    set: numbers.get(&set).copied().unwrap_or_default(),
-                    ..frontend
-                })
-                .collect(),
+            frontends,
             sets: sets.into_values().collect(),
+            sources: sources.into_iter().collect(),
         })
     }
 
