@@ -6,6 +6,7 @@
 
 mod claims;
 mod endpoints;
+mod health;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +26,8 @@ use crate::model::{
     ObjectKey, ObjectName, Outside, Problem, Protocol, Scope, Service, ServiceType, SetName, Slice, Update, WhenEmpty,
     WhenEmptyOutside,
 };
+
+pub use self::health::HealthCheck;
 
 /// On which of the node's addresses NodePorts are served (C12). Never on loopback or link-local ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +82,8 @@ pub struct Desired {
     /// Which Service each slice was last filed under.
     filed: HashMap<ObjectName, Arc<str>>,
     owners: Owners,
+    /// The Services of ours that want a health-check node port.
+    health_checked: BTreeSet<ObjectName>,
     node: Option<Arc<Node>>,
     host: NodeAddresses,
     place: Place,
@@ -114,6 +119,7 @@ impl Desired {
             entries: HashMap::new(),
             filed: HashMap::new(),
             owners: Owners::default(),
+            health_checked: BTreeSet::new(),
             node: None,
             host: NodeAddresses::default(),
             place,
@@ -363,6 +369,7 @@ impl Desired {
                 });
             }
         }
+        refused.extend(self.health_check_problems());
         refused.sort_by(|a, b| (&a.object, &a.field, &a.message).cmp(&(&b.object, &b.field, &b.message)));
         problems.extend(refused);
         problems
@@ -434,6 +441,11 @@ impl Desired {
         let is_ours = |service: Option<&Arc<Service>>| service.is_some_and(|service| self.is_ours(service));
         if is_ours(old.as_ref()) || is_ours(new) {
             changed.services.insert(name.clone());
+        }
+        if new.is_some_and(|new| self.is_ours(new) && health::port_of(new).is_some()) {
+            self.health_checked.insert(name.clone());
+        } else {
+            self.health_checked.remove(name);
         }
 
         // A key that the Service keeps, at the same age, stays where it is: nobody else is touched.
