@@ -1,7 +1,7 @@
 //! The difference between what the kernel holds and what it should hold, as steps in their one right order.
 //!
-//! Add: backend → table → list → set → frontend. Remove: frontend → set → backend. So whoever sees a frontend finds its
-//! set, and whoever sees a set finds its members. Every step is idempotent, and a set changes in one store.
+//! Add: backend → table → list → set → source ranges → frontend. Remove: frontend → source ranges → set → backend. So
+//! whoever sees a frontend finds its set and who is admitted, and whoever sees a set finds its members. Every step is idempotent, and a set changes in one store.
 //! Pure: carrying steps out is `datapath`'s business, in the order of [`Phase::ORDER`].
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -13,7 +13,7 @@ use lb_common::{
     set::SetWord,
 };
 
-use crate::compile::{Compiled, CompiledSet, Contents, TableWrite};
+use crate::compile::{Compiled, CompiledSet, Contents, Source, TableWrite};
 
 /// A list that is to be written beside the old one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,10 +45,14 @@ pub enum Phase {
     PutMemberships,
     /// Words of sets are written, each in one store.
     FlipSets,
+    /// Source ranges are written: a frontend that asks for them finds them.
+    PutSources,
     /// Frontends are removed.
     DropFrontends,
     /// Frontends are written.
     PutFrontends,
+    /// Source ranges are removed: no frontend asks for them any more, or the ones that it asks for are there.
+    DropSources,
     /// Words of sets are set to zero.
     DropSets,
     /// Backends become vacant.
@@ -56,8 +60,8 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The one right order. What is removed from a hash map makes room for what is put there.
-    pub const ORDER: [Self; 11] = [
+    /// The one right order. What is removed from a hash map makes room for what is put there; source ranges need room for both.
+    pub const ORDER: [Self; 13] = [
         Self::ZeroCounters,
         Self::PutBackends,
         Self::WriteTables,
@@ -65,8 +69,10 @@ impl Phase {
         Self::DropMemberships,
         Self::PutMemberships,
         Self::FlipSets,
+        Self::PutSources,
         Self::DropFrontends,
         Self::PutFrontends,
+        Self::DropSources,
         Self::DropSets,
         Self::DropBackends,
     ];
@@ -93,6 +99,10 @@ pub struct Plan {
     pub put_frontends: BTreeMap<FrontendKey, Frontend>,
     /// Frontends to remove.
     pub drop_frontends: BTreeSet<FrontendKey>,
+    /// Source ranges to write.
+    pub put_sources: BTreeSet<Source>,
+    /// Source ranges to remove.
+    pub drop_sources: BTreeSet<Source>,
     /// Sets to clear.
     pub drop_sets: BTreeSet<u32>,
     /// Memberships to remove.
@@ -124,8 +134,10 @@ impl Plan {
                 + self.lists.len()
                 + self.put_memberships.len()
                 + self.flip_sets.len()
+                + self.put_sources.len()
                 + self.put_frontends.len(),
             drops: self.drop_frontends.len()
+                + self.drop_sources.len()
                 + self.drop_sets.len()
                 + self.drop_memberships.len()
                 + self.drop_backends.len(),
@@ -179,6 +191,9 @@ impl Plan {
                 self.put_frontends.insert(*key, *value);
             }
         }
+        let known = old.map_or(&[][..], |old| &old.sources);
+        let fresh = new.sources.iter().filter(|source| known.binary_search(source).is_err());
+        self.put_sources.extend(fresh);
     }
 
     fn remove(&mut self, old: &Compiled, new: Option<&Compiled>) {
@@ -187,6 +202,9 @@ impl Plan {
                 self.drop_frontends.insert(*key);
             }
         }
+        let kept = new.map_or(&[][..], |new| &new.sources);
+        let gone = old.sources.iter().filter(|source| kept.binary_search(source).is_err());
+        self.drop_sources.extend(gone);
         for set in &old.sets {
             let after = new.and_then(|new| new.sets.iter().find(|s| s.set_id == set.set_id));
             if after.is_none() {
@@ -216,6 +234,7 @@ impl Plan {
         let mut sets = HashSet::new();
         let mut frontends = HashSet::new();
         let mut memberships_wanted = HashSet::new();
+        let mut sources = HashSet::new();
         let mut services_known: HashSet<u32> = contents.frontends.values().map(|f| f.service_id).collect();
         services_known.extend(contents.backends.values().map(|b| b.service_id));
         for service in services {
@@ -271,7 +290,10 @@ impl Plan {
                     plan.put_frontends.insert(*key, *value);
                 }
             }
+            sources.extend(&service.sources);
         }
+        plan.put_sources = sources.difference(&contents.sources).copied().collect();
+        plan.drop_sources = contents.sources.difference(&sources).copied().collect();
         plan.drop_frontends = contents
             .frontends
             .keys()
@@ -304,6 +326,8 @@ impl Plan {
         self.put_memberships.extend(other.put_memberships);
         self.flip_sets.extend(other.flip_sets);
         self.put_frontends.extend(other.put_frontends);
+        self.put_sources.extend(other.put_sources);
+        self.drop_sources.extend(other.drop_sources);
         self.drop_frontends.extend(other.drop_frontends);
         self.drop_sets.extend(other.drop_sets);
         self.drop_memberships.extend(other.drop_memberships);

@@ -233,6 +233,7 @@ pub fn weighted(
             set: 0,
             when_empty: WhenEmpty::Refuse,
             affinity_seconds: None,
+            outside: None,
         }],
         sets: vec![BackendSet {
             name: SetName {
@@ -244,6 +245,7 @@ pub fn weighted(
             members,
             draining: Vec::new(),
         }],
+        sources: Vec::new(),
     }
 }
 

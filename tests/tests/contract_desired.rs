@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use lb_tests::golden;
 use lb_user::{
     desired::{Changed, Desired},
-    model::{DesiredService, Member, Problem, Protocol, Scope, SetName, Update, WhenEmpty},
+    model::{DesiredService, Member, Problem, Protocol, Scope, SetName, Update, WhenEmpty, WhenEmptyOutside},
 };
 
 /// Brings the fold to the state that a file holds; tells which Services that touched.
@@ -77,6 +77,20 @@ fn render_service(out: &mut String, service: &DesiredService) {
             let _ = write!(out, ", affinity {seconds} s");
         }
         let _ = writeln!(out);
+        if let Some(outside) = frontend.outside {
+            let _ = write!(out, "    from outside -> {}", set_name(&service.sets[outside.set].name));
+            let says = [
+                (outside.when_empty == WhenEmptyOutside::Silence, ", silent if empty"),
+                (outside.masquerade, ", masqueraded"),
+                (outside.source_ranges, ", from source ranges alone"),
+            ];
+            let said: String = says.iter().filter(|(is, _)| *is).map(|(_, said)| *said).collect();
+            let _ = writeln!(out, "{said}");
+        }
+    }
+    if !service.sources.is_empty() {
+        let ranges: Vec<String> = service.sources.iter().map(ToString::to_string).collect();
+        let _ = writeln!(out, "  source ranges: {}", ranges.join(", "));
     }
     for set in &service.sets {
         let _ = writeln!(out, "  [{}] {}", set_name(&set.name), members(&set.members));

@@ -4,7 +4,12 @@
 //! After each state, the same state again writes nothing, a check finds nothing wrong, and an agent that starts anew on
 //! these maps finds nothing to write. In the end everything is removed, and nothing may stay.
 
-use std::{collections::BTreeMap, fmt::Write as _, net::IpAddr, process::ExitCode};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    net::IpAddr,
+    process::ExitCode,
+};
 
 use lb_common::{
     abi::UDP,
@@ -30,6 +35,7 @@ const ROOM: Capacity = Capacity {
     lists: 16_384,
     tables: 65_536,
     memberships: 1024,
+    sources: 1024,
 };
 
 fn main() -> ExitCode {
@@ -154,7 +160,34 @@ impl Dump<'_> {
             if frontend.affinity_seconds > 0 {
                 write!(f, ", affinity {} s", frontend.affinity_seconds)?;
             }
+            if frontend.flags & flag::OUTSIDE == 0 {
+                assert_eq!(
+                    frontend.outside_set_id, frontend.set_id,
+                    "{at} names a set that nobody meets"
+                );
+                writeln!(f)?;
+                continue;
+            }
+            write!(f, "; outside -> set {}", frontend.outside_set_id)?;
+            let says = [
+                (flag::SILENT_WHEN_EMPTY_OUTSIDE, "silent if empty"),
+                (flag::MASQUERADE_OUTSIDE, "masqueraded"),
+                (flag::SOURCE_RANGES, "from source ranges alone"),
+            ];
+            for (_, said) in says.iter().filter(|(bit, _)| frontend.flags & bit != 0) {
+                write!(f, ", {said}")?;
+            }
             writeln!(f)?;
+        }
+        Ok(())
+    }
+
+    fn sources(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let sorted: BTreeSet<_> = self.1.sources.iter().collect();
+        for source in sorted {
+            let (service, first) = (source.key.service_id, IpAddr::from(source.key.addr));
+            // As the trie has them: 32 bits of the Service's id, and IPv4 in its mapped form.
+            writeln!(f, "sources of service {service}: {first}, {} bits", source.bits)?;
         }
         Ok(())
     }
@@ -223,6 +256,7 @@ impl std::fmt::Display for Dump<'_> {
             return writeln!(f, "nothing");
         }
         self.frontends(f)?;
+        self.sources(f)?;
         self.sets(f)?;
         self.backends(f)
     }

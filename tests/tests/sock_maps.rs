@@ -23,7 +23,8 @@ use lb_user::{
         maps::Maps,
     },
     model::{
-        BackendSet, DesiredService, Frontend, FrontendKind, Member, ObjectName, Protocol, Scope, SetName, WhenEmpty,
+        BackendSet, Cidr, DesiredService, Frontend, FrontendKind, Member, ObjectName, Outside, Protocol, Scope,
+        SetName, WhenEmpty, WhenEmptyOutside,
     },
     plan::Plan,
 };
@@ -90,7 +91,11 @@ fn service(dice: &mut Dice, number: u8) -> Option<DesiredService> {
         name: ObjectName::new("default", &format!("s{number}")),
         frontends: Vec::new(),
         sets: Vec::new(),
+        sources: Vec::new(),
     };
+    let ranges: [Cidr; 4] =
+        ["10.0.0.0/8", "192.0.2.7/32", "fd00::/8", "::fffe:0:0/95"].map(|text| text.parse().expect("a range"));
+    wanted.sources.extend(ranges.into_iter().filter(|_| dice.below(2) == 0));
     for set in 0..=dice.below(3) as u16 {
         let (ipv6, protocol) = (
             dice.below(2) == 1,
@@ -130,6 +135,12 @@ fn service(dice: &mut Dice, number: u8) -> Option<DesiredService> {
             set: usize::from(set),
             when_empty: [WhenEmpty::Refuse, WhenEmpty::Unreachable][dice.below(2) as usize],
             affinity_seconds: [None, Some(60)][dice.below(2) as usize],
+            outside: (dice.below(2) == 0).then(|| Outside {
+                set: usize::from(set),
+                when_empty: WhenEmptyOutside::Refuse,
+                masquerade: true,
+                source_ranges: true,
+            }),
         });
     }
     Some(wanted)
@@ -210,6 +221,12 @@ fn compare<'a>(kernel: &Kernel, memory: &Memory, applied: impl Iterator<Item = &
             );
         }
     }
+    let held = kernel.count_entries(names::SOURCES);
+    ensure!(
+        held == Some(fake.sources.len() as u64),
+        "{held:?} source ranges, of {}",
+        fake.sources.len()
+    );
     // The observer's index has every address once, and once more for each Service that has it.
     let indexed = kernel.count_entries(names::BACKEND_INDEX);
     ensure!(
@@ -248,11 +265,13 @@ fn a_full_map_refuses_alike() -> Result<()> {
             set: 0,
             when_empty: WhenEmpty::Refuse,
             affinity_seconds: None,
+            outside: None,
         };
         let wanted = DesiredService {
             name: ObjectName::new("default", &format!("s{number}")),
             frontends: (0..count).map(frontend).collect(),
             sets: vec![set],
+            sources: Vec::new(),
         };
         compiler.compile(&wanted, None, &mut plan.tables)
     };

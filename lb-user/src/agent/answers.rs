@@ -350,7 +350,11 @@ impl Answers for Shared {
                 })
                 .collect(),
             counts,
-            problems: reconciler.desired().problems().iter().map(ProblemView::from).collect(),
+            problems: {
+                let desired = reconciler.desired().problems();
+                let ports = lock(&self.health_ports);
+                desired.iter().chain(&*ports).map(ProblemView::from).collect()
+            },
         })
     }
 

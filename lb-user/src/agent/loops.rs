@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     addresses,
     diagnosis::Case,
-    heap, interfaces,
+    heap, health_ports, interfaces,
     probe::Probe,
     state::{Shared, lock},
 };
@@ -123,6 +123,14 @@ pub(super) fn start(
             })
         },
     ];
+    // Beside another proxy the ports are that one's.
+    if shared.config.mode == Mode::Balance {
+        let shared = shared.clone();
+        all.push(supervise("health ports", cancel.clone(), move |liveness| {
+            let shared = shared.clone();
+            async move { health_ports::follow(&shared, &liveness).await }
+        }));
+    }
     if let Some(logger) = logger {
         let logger = Arc::new(AsyncMutex::new(Some(logger)));
         all.push(supervise("program log", cancel.clone(), move |liveness| {

@@ -1,7 +1,8 @@
 //! The daemon: joins the rooms and runs until it is told to stop.
 //!
 //! Loops, each supervised: the source's own, addresses (→ updates), reconcile (updates → kernel), links and contents
-//! (repair), records (ring buffer → observation), readings (counters → windows), probe (readiness). They share
+//! (repair), health ports (what load balancers outside ask), records (ring buffer → observation), readings (counters → windows),
+//! probe (readiness). They share
 //! [`state::Shared`]; none waits for another but through the channel of updates. The kernel works without any of them.
 
 mod addresses;
@@ -11,6 +12,7 @@ mod dump;
 mod explain;
 mod facts;
 mod graph;
+mod health_ports;
 mod heap;
 mod interfaces;
 mod loops;
@@ -31,6 +33,7 @@ use lb_common::maps::feature;
 use tokio::{
     runtime::Builder,
     signal::unix::{SignalKind, signal},
+    sync::Notify,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
@@ -286,6 +289,8 @@ async fn serve(config: Config) -> Result<()> {
             }),
         }),
         timings: Mutex::new(Timings::default()),
+        flushed: Notify::new(),
+        health_ports: Mutex::new(Vec::new()),
         config,
     });
     tracing::info!(

@@ -117,7 +117,7 @@ impl Shared {
         Ok(())
     }
 
-    fn report(reconciler: &Reconciler) -> HealthReport {
+    pub(super) fn report(reconciler: &Reconciler) -> HealthReport {
         let sync = reconciler.sync_state();
         HealthReport {
             time: Timestamp::from_system(SystemTime::now()),
@@ -245,7 +245,7 @@ impl MetricSource for Shared {
             })
             .collect();
         let sync = reconciler.sync_state().clone();
-        let problems = reconciler.desired().problems().len() as u64;
+        let problems = (reconciler.desired().problems().len() + lock(&self.health_ports).len()) as u64;
         drop(reconciler);
         let (reuse, evicted, forgotten, late, malformed) = {
             let observation = lock(&self.observation);

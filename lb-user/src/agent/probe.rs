@@ -74,6 +74,7 @@ impl Probe {
                 set: 0,
                 when_empty: WhenEmpty::Refuse,
                 affinity_seconds: None,
+                outside: None,
             }],
             sets: vec![BackendSet {
                 name: SetName {
@@ -85,6 +86,7 @@ impl Probe {
                 members,
                 draining: Vec::new(),
             }],
+            sources: Vec::new(),
         }
     }
 

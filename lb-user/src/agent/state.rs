@@ -9,6 +9,7 @@ use std::{
 
 use aya::Ebpf;
 use lb_common::backend::ServiceCounters;
+use tokio::sync::Notify;
 
 use super::facts::Facts;
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
         pins::Pins,
     },
     metrics::{Buckets, families},
+    model::Problem,
     observe::{Directory, Observation, UsableBackends},
     reconcile::{Flushed, Reconciler},
     source,
@@ -30,7 +32,7 @@ use crate::{
 
 /// Shared state; every lock is held for one step, never across an await.
 ///
-/// Order where several are held: `facts`, `reconciler`, `observation`.
+/// Order where several are held: `facts`, `reconciler`, `observation`; `health_ports` comes last.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: Config,
@@ -51,6 +53,10 @@ pub(super) struct Shared {
     pub(super) facts: Mutex<Option<Arc<Facts>>>,
     /// Connections that were open before the start, by frontend.
     pub(super) earlier: Mutex<HashMap<SocketAddr, u64>>,
+    /// Something was written; whoever goes by it looks again.
+    pub(super) flushed: Notify,
+    /// Health-check node ports that cannot be opened.
+    pub(super) health_ports: Mutex<Vec<Problem>>,
 }
 
 /// The loaded object and its attachments.
@@ -195,6 +201,7 @@ impl Shared {
         }
         let begun = Instant::now();
         let flushed = reconciler.flush();
+        self.flushed.notify_one();
         let took = begun.elapsed();
         let latencies = reconciler.take_latencies();
         let synced = reconciler.is_synced();

@@ -1,6 +1,6 @@
 //! What the kernel's maps hold, as plain data: read back at start and at each check.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use lb_common::{
     affinity::Membership,
@@ -9,6 +9,8 @@ use lb_common::{
     hash,
     set::SetWord,
 };
+
+use super::Source;
 
 /// A published list, as it was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,7 +37,9 @@ pub struct Contents {
     /// Every backend that is not vacant.
     pub backends: HashMap<u32, Backend>,
     /// The memberships of sets with affinity.
-    pub memberships: std::collections::HashSet<Membership>,
+    pub memberships: HashSet<Membership>,
+    /// The source ranges.
+    pub sources: HashSet<Source>,
 }
 
 /// Hashes a table's slots, to tell whether the kernel still holds what was written: four slots at a time.

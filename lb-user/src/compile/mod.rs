@@ -6,6 +6,7 @@
 mod contents;
 mod members;
 mod restored;
+mod sources;
 mod space;
 
 use std::collections::{HashMap, HashSet};
@@ -20,13 +21,14 @@ use lb_common::{
     set::{SetWord, elements_for},
 };
 
-use crate::model::{self, DesiredService, FrontendKind, Protocol, SetName, WhenEmpty};
+use crate::model::{self, DesiredService, FrontendKind, Protocol, SetName, WhenEmpty, WhenEmptyOutside};
 
 use members::{Placed, digest, list_order};
 use restored::Restored;
 
 pub use contents::{Contents, List, table_hash};
 pub use members::slots_of;
+pub use sources::Source;
 pub use space::{Full, GRACE_MS, Ids, Space};
 
 /// Capacities, in entries of the maps.
@@ -46,6 +48,8 @@ pub struct Capacity {
     pub tables: u32,
     /// Memberships of sets with affinity.
     pub memberships: u32,
+    /// Source ranges.
+    pub sources: u32,
 }
 
 /// One Service as the maps should hold it.
@@ -59,6 +63,8 @@ pub struct Compiled {
     pub sets: Box<[CompiledSet]>,
     /// Its backends with their ids, sorted by (protocol, address, port).
     pub backends: Box<[(u32, Backend)]>,
+    /// Who is admitted at its frontends with source ranges, sorted, each once.
+    pub sources: Box<[Source]>,
 }
 
 impl Compiled {
@@ -151,6 +157,7 @@ pub struct Compiler {
     shared: HashMap<u128, Shared>,
     frontends: u32,
     memberships: u32,
+    sources: u32,
     generation: u32,
     restored: Restored,
 }
@@ -168,6 +175,7 @@ impl Compiler {
             shared: HashMap::new(),
             frontends: 0,
             memberships: 0,
+            sources: 0,
             generation: 0,
             restored: Restored::default(),
         }
@@ -218,6 +226,7 @@ impl Compiler {
                 flag: "fewer Services can have affinity",
             });
         }
+        self.count_sources(old, new)?;
         self.frontends = wanted_frontends;
         self.memberships = wanted_members;
         Ok(())
@@ -241,25 +250,38 @@ impl Compiler {
         let backends = self.compile_backends(desired, old, service_id, taken)?;
         let mut sets = Vec::with_capacity(desired.sets.len());
         for (index, set) in desired.sets.iter().enumerate() {
-            let affinity = desired
-                .frontends
-                .iter()
-                .any(|f| f.set == index && f.affinity_seconds.is_some());
             let used_by = || {
-                desired
-                    .frontends
-                    .iter()
-                    .zip(&keys)
-                    .filter(|(f, _)| f.set == index)
-                    .map(|(_, key)| *key)
+                let uses = desired.frontends.iter().zip(&keys).flat_map(|(f, key)| {
+                    let inside = (f.set == index).then_some((
+                        f,
+                        Use {
+                            key: *key,
+                            side: Side::Inside,
+                        },
+                    ));
+                    let outside = f.outside.filter(|outside| outside.set == index);
+                    let outside = outside.map(|_| {
+                        (
+                            f,
+                            Use {
+                                key: *key,
+                                side: Side::Outside,
+                            },
+                        )
+                    });
+                    inside.into_iter().chain(outside)
+                });
+                uses
             };
+            let affinity = used_by().any(|(f, _)| f.affinity_seconds.is_some());
+            let used_by = || used_by().map(|(_, by)| by);
             sets.push(self.compile_set(set, service_id, affinity, &backends, old, used_by, tables, taken)?);
         }
         let mut frontends: Vec<(FrontendKey, Frontend)> = desired
             .frontends
             .iter()
             .zip(&keys)
-            .map(|(frontend, key)| (*key, value(frontend, service_id, sets[frontend.set].set_id)))
+            .map(|(frontend, key)| (*key, value(frontend, service_id, &sets)))
             .collect();
         frontends.sort_by_key(|(key, _)| *key);
         Ok(Compiled {
@@ -267,6 +289,7 @@ impl Compiler {
             frontends: frontends.into(),
             sets: sets.into(),
             backends: backends.into(),
+            sources: sources::compile(&desired.sources, service_id),
         })
     }
 
@@ -314,7 +337,7 @@ impl Compiler {
         clippy::too_many_arguments,
         reason = "one private step of one function, split for reading"
     )]
-    fn compile_set<K: Iterator<Item = FrontendKey>>(
+    fn compile_set<K: Iterator<Item = Use>>(
         &mut self,
         set: &model::BackendSet,
         service_id: u32,
@@ -502,6 +525,7 @@ impl Compiler {
             // What stands is counted, whether or not it fits beside what came meanwhile.
             self.frontends = self.frontends + old.frontends.len() as u32 - new.frontends.len() as u32;
             self.memberships = self.memberships + old.memberships().count() as u32 - new.memberships().count() as u32;
+            self.sources = self.sources + old.sources.len() as u32 - new.sources.len() as u32;
         }
     }
 
@@ -558,7 +582,7 @@ impl Compiler {
     }
 
     /// (used, capacity) of each kind of room, by map name.
-    pub fn usage(&self) -> [(&'static str, u32, u32); 6] {
+    pub fn usage(&self) -> [(&'static str, u32, u32); 7] {
         use lb_common::maps;
         [
             (maps::FRONTENDS, self.frontends, self.capacity.frontends),
@@ -567,6 +591,7 @@ impl Compiler {
             (maps::LISTS, self.lists.used(), self.lists.capacity()),
             (maps::TABLES, self.tables.used(), self.tables.capacity()),
             (maps::MEMBERS, self.memberships, self.capacity.memberships),
+            (maps::SOURCES, self.sources, self.capacity.sources),
         ]
     }
 }
@@ -625,25 +650,69 @@ fn key(frontend: &model::Frontend) -> FrontendKey {
     )
 }
 
-fn value(frontend: &model::Frontend, service_id: u32, set_id: u32) -> Frontend {
+fn value(frontend: &model::Frontend, service_id: u32, sets: &[CompiledSet]) -> Frontend {
     let kind = match frontend.kind {
         FrontendKind::ClusterIp => 0,
         FrontendKind::NodePort => 1,
         FrontendKind::ExternalIp => 2,
         FrontendKind::LoadBalancer => 3,
     };
-    let empty = match frontend.when_empty {
-        WhenEmpty::Refuse => 0,
-        WhenEmpty::Unreachable => flag::UNREACHABLE_WHEN_EMPTY,
-    };
+    let mut flags = kind << flag::KIND_SHIFT;
+    let mut raise = |bit, when| flags |= if when { bit } else { 0 };
+    raise(
+        flag::UNREACHABLE_WHEN_EMPTY,
+        frontend.when_empty == WhenEmpty::Unreachable,
+    );
+    if let Some(outside) = frontend.outside {
+        raise(flag::OUTSIDE, true);
+        raise(
+            flag::SILENT_WHEN_EMPTY_OUTSIDE,
+            outside.when_empty == WhenEmptyOutside::Silence,
+        );
+        raise(flag::MASQUERADE_OUTSIDE, outside.masquerade);
+        raise(flag::SOURCE_RANGES, outside.source_ranges);
+    }
+    let set_id = sets[frontend.set].set_id;
     Frontend {
         service_id,
         set_id,
-        flags: kind << flag::KIND_SHIFT | empty,
+        flags,
         affinity_seconds: frontend.affinity_seconds.unwrap_or(0),
-        outside_set_id: set_id,
+        outside_set_id: frontend.outside.map_or(set_id, |outside| sets[outside.set].set_id),
         pad: 0,
     }
+}
+
+/// Who uses a set: a frontend, for the clients of one side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Use {
+    key: FrontendKey,
+    side: Side,
+}
+
+/// On which side of the node's border a client is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Side {
+    Inside,
+    Outside,
+}
+
+impl Side {
+    const BOTH: [Self; 2] = [Self::Inside, Self::Outside];
+
+    /// The set that a frontend has for clients of this side.
+    fn set_id(self, frontend: &Frontend) -> Option<u32> {
+        match self {
+            Self::Inside => Some(frontend.set_id),
+            Self::Outside => (frontend.flags & flag::OUTSIDE != 0).then_some(frontend.outside_set_id),
+        }
+    }
+}
+
+/// The ids of the sets that a frontend names, one for each use.
+fn set_ids(frontend: &Frontend) -> impl Iterator<Item = u32> {
+    let frontend = *frontend;
+    Side::BOTH.into_iter().filter_map(move |side| side.set_id(&frontend))
 }
 
 #[cfg(test)]

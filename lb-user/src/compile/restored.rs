@@ -11,7 +11,7 @@ use lb_common::{
 };
 
 use super::{
-    Capacity, Compiled, CompiledSet, Compiler, Contents, List, Shared, Table,
+    Capacity, Compiled, CompiledSet, Compiler, Contents, List, Shared, Side, Source, Table, Use,
     members::{digest, placed},
     order,
 };
@@ -24,7 +24,7 @@ type TableKey = (u32, u32);
 pub(super) struct Restored {
     frontends: HashMap<FrontendKey, Frontend>,
     sets: HashMap<u32, (SetWord, List)>,
-    /// How many frontends name each set.
+    /// How many uses each set has, by frontends and sides.
     named: HashMap<u32, u32>,
     backends: HashMap<(u32, FrontendKey), u32>,
     /// Each Service, and whether it has a ClusterIP frontend.
@@ -125,19 +125,19 @@ impl Restored {
         Some(id)
     }
 
-    /// The Service's set that these frontends name, if it may become the one with `members`: nobody else names it, or it
+    /// The Service's set that these uses name, if it may become the one with `members`: nobody else names it, or it
     /// stays as it is. Else the others would meet these members until they are written themselves.
-    pub(super) fn claim_set<K: Iterator<Item = FrontendKey>>(
+    pub(super) fn claim_set<K: Iterator<Item = Use>>(
         &mut self,
         service_id: u32,
         used_by: impl Fn() -> K,
         members: &[(u32, u16)],
     ) -> Option<(u32, (SetWord, List))> {
         let mut candidates: Vec<(u32, u32)> = Vec::new();
-        let held = used_by().filter_map(|key| self.frontends.get(&key));
+        let held = used_by().filter_map(|by| Some((by.side, self.frontends.get(&by.key)?)));
         for id in held
-            .filter(|held| held.service_id == service_id)
-            .map(|held| held.set_id)
+            .filter(|(_, held)| held.service_id == service_id)
+            .filter_map(|(side, held)| side.set_id(held))
         {
             match candidates.iter_mut().find(|(known, _)| *known == id) {
                 Some((_, count)) => *count += 1,
@@ -201,11 +201,12 @@ impl Compiler {
         let service_ids = contents.frontends.values().map(|f| f.service_id);
         let service_ids: HashSet<u32> = service_ids
             .chain(contents.backends.values().map(|b| b.service_id))
+            .chain(contents.sources.iter().map(|source| source.key.service_id))
             .filter(|id| *id > 0 && *id < capacity.services)
             .collect();
         this.services.adopt(service_ids.iter().copied());
-        let set_ids = contents.frontends.values().map(|f| f.set_id);
-        let set_ids: HashSet<u32> = set_ids
+        let named = contents.frontends.values().flat_map(super::set_ids);
+        let set_ids: HashSet<u32> = named
             .chain(contents.sets.keys().copied())
             .filter(|id| *id > 0 && *id < capacity.sets)
             .collect();
@@ -225,7 +226,9 @@ impl Compiler {
         let restored = &mut this.restored;
         restored.services = service_ids.into_iter().map(|id| (id, false)).collect();
         for frontend in contents.frontends.values() {
-            *restored.named.entry(frontend.set_id).or_default() += 1;
+            for set_id in super::set_ids(frontend) {
+                *restored.named.entry(set_id).or_default() += 1;
+            }
             if let Some(has_cluster_ip) = restored.services.get_mut(&frontend.service_id) {
                 *has_cluster_ip |= is_cluster_ip(frontend);
             }
@@ -302,11 +305,14 @@ impl Compiler {
         frontends.sort_by_key(|(key, _)| *key);
 
         let mut sets: Vec<CompiledSet> = Vec::new();
-        for (key, held) in &frontends {
-            if sets.iter().any(|set| set.set_id == held.set_id) {
+        let uses = frontends
+            .iter()
+            .flat_map(|(key, held)| Side::BOTH.map(|side| (*key, side, side.set_id(held))));
+        for (key, side, set_id) in uses {
+            let Some(set_id) = set_id.filter(|id| sets.iter().all(|set| set.set_id != *id)) else {
                 continue;
-            }
-            let Some((word, list)) = self.restored.sets.get(&held.set_id).cloned() else {
+            };
+            let Some((word, list)) = self.restored.sets.get(&set_id).cloned() else {
                 continue;
             };
             let Some(members) = placed(&list.members, &backends) else {
@@ -317,31 +323,41 @@ impl Compiler {
             } else {
                 Table::default()
             };
-            self.restored.sets.remove(&held.set_id);
-            let wanted = desired.frontends.iter().zip(&keys).find(|(_, wanted)| *wanted == key);
-            let wanted = wanted.map(|(wanted, _)| desired.sets[wanted.set].name.clone());
-            let name = wanted.filter(|name| sets.iter().all(|set| set.name != *name));
+            self.restored.sets.remove(&set_id);
+            let wanted = desired.frontends.iter().zip(&keys).find(|(_, wanted)| **wanted == key);
+            let wanted = wanted.and_then(|(wanted, _)| match side {
+                Side::Inside => Some(wanted.set),
+                Side::Outside => Some(wanted.outside?.set),
+            });
+            let name = wanted.map(|index| desired.sets[index].name.clone());
+            let name = name.filter(|name| sets.iter().all(|set| set.name != *name));
             sets.push(CompiledSet {
-                name: name.unwrap_or_else(|| unknown(held.set_id, key)),
-                set_id: held.set_id,
+                name: name.unwrap_or_else(|| unknown(set_id, &key)),
+                set_id,
                 word,
                 table,
                 members: list.members,
-                affinity: contents.memberships.iter().any(|m| m.set_id == held.set_id),
+                affinity: contents.memberships.iter().any(|m| m.set_id == set_id),
             });
         }
-        frontends.retain(|(_, held)| sets.iter().any(|set| set.set_id == held.set_id));
+        let whole = |held: &Frontend| super::set_ids(held).all(|id| sets.iter().any(|set| set.set_id == id));
+        frontends.retain(|(_, held)| whole(held));
         sets.sort_by(|a, b| a.name.cmp(&b.name));
         for (_, backend) in &backends {
             let key = FrontendKey::new(backend.addr, backend.port, backend.proto);
             self.restored.backends.remove(&(service_id, key));
         }
+        let mut sources: Vec<Source> = contents.sources.iter().copied().collect();
+        sources.retain(|source| source.key.service_id == service_id);
+        sources.sort_unstable();
         let found = Compiled {
             service_id,
             frontends: frontends.into(),
             sets: sets.into(),
             backends: backends.into(),
+            sources: sources.into(),
         };
+        self.sources += found.sources.len() as u32;
         self.frontends += found.frontends.len() as u32;
         self.memberships += found.memberships().count() as u32;
         Some(found)

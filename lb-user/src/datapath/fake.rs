@@ -18,7 +18,7 @@ use lb_common::{
 
 use super::{kernel::MapsError, maps::Maps, window::WindowError};
 use crate::{
-    compile::{Capacity, Contents, List, table_hash},
+    compile::{Capacity, Contents, List, Source, table_hash},
     plan::{ListWrite, Phase, Plan},
 };
 
@@ -53,6 +53,8 @@ pub struct Memory {
     pub max_memberships: usize,
     /// How many frontends fit, where the map is smaller than the compiler believes.
     pub max_frontends: usize,
+    /// How many source ranges fit, where the map is smaller than the compiler believes.
+    pub max_sources: usize,
     /// What goes wrong.
     pub fault: Fault,
     /// Writes so far.
@@ -69,6 +71,8 @@ pub struct Memory {
     pub backends: Vec<Backend>,
     /// The memberships of sets with affinity.
     pub memberships: HashSet<Membership>,
+    /// The source ranges.
+    pub sources: HashSet<Source>,
     /// Counters of backends that are not all zero, by id.
     pub backend_counters: HashMap<u32, BackendCounters>,
     /// Counters of Services that are not all zero, by id.
@@ -82,6 +86,7 @@ impl Memory {
             capacity,
             max_memberships: capacity.memberships as usize,
             max_frontends: capacity.frontends as usize,
+            max_sources: capacity.sources as usize,
             fault: Fault::None,
             writes: 0,
             frontends: HashMap::new(),
@@ -90,6 +95,7 @@ impl Memory {
             tables: vec![0; capacity.tables as usize],
             backends: vec![Backend::default(); capacity.backends as usize],
             memberships: HashSet::new(),
+            sources: HashSet::new(),
             backend_counters: HashMap::new(),
             service_counters: HashMap::new(),
         }
@@ -161,6 +167,24 @@ impl Memory {
             Phase::FlipSets => {
                 for (id, word) in &plan.flip_sets {
                     self.write(names::SETS, (*id, 1), each, |this| this.sets[*id as usize] = word.0)?;
+                }
+            }
+            Phase::PutSources => {
+                for source in &plan.put_sources {
+                    // The kernel's trie says this where its hash maps say E2BIG.
+                    if self.sources.len() >= self.max_sources && !self.sources.contains(source) {
+                        return Err(refusal(names::SOURCES, libc::ENOSPC));
+                    }
+                    self.write(names::SOURCES, (0, 0), each, |this| {
+                        this.sources.insert(*source);
+                    })?;
+                }
+            }
+            Phase::DropSources => {
+                for source in &plan.drop_sources {
+                    self.write(names::SOURCES, (0, 0), each, |this| {
+                        this.sources.remove(source);
+                    })?;
                 }
             }
             Phase::DropFrontends => {
@@ -303,6 +327,7 @@ impl Maps for Memory {
                 .map(|(id, backend)| (id, *backend))
                 .collect(),
             memberships: self.memberships.clone(),
+            sources: self.sources.clone(),
         })
     }
 

@@ -23,6 +23,7 @@ use thiserror::Error;
 use super::{
     index::{BackendIndex, backend_key},
     load::LoadError,
+    sources::Sources,
     window::{Array, Window, WindowError},
 };
 use crate::{
@@ -60,7 +61,7 @@ impl MapsError {
             Self::Map {
                 source: MapError::SyscallError(error),
                 ..
-            } => error.io_error.raw_os_error() == Some(libc::E2BIG),
+            } => matches!(error.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)),
             _ => false,
         }
     }
@@ -95,6 +96,7 @@ pub struct Kernel {
     service_stats: Array<ServiceCounters>,
     affinity: HashMap<MapData, AffinityKey, Affinity>,
     memberships: HashMap<MapData, Membership, u32>,
+    sources: Sources,
     sockets: HashMap<MapData, u64, SocketState>,
     udp_reverse: HashMap<MapData, ReverseKey, Reverse>,
     udp_sockets: HashMap<MapData, u64, ChainHead>,
@@ -136,6 +138,7 @@ impl Kernel {
             service_stats: array(object, names::SERVICE_STATS)?,
             affinity: hash(object, names::AFFINITY)?,
             memberships: hash(object, names::MEMBERS)?,
+            sources: Sources::try_from(take(object, names::SOURCES)?).map_err(map_error(names::SOURCES))?,
             sockets: hash(object, names::SOCKETS)?,
             udp_reverse: hash(object, names::UDP_REVERSE)?,
             udp_sockets: hash(object, names::UDP_SOCKETS)?,
@@ -168,6 +171,7 @@ impl Kernel {
             lists: self.lists.len().min(1 << lb_common::set::OFFSET_BITS),
             tables: self.tables.len(),
             memberships: self.limit(names::MEMBERS),
+            sources: self.limit(names::SOURCES),
         }
     }
 
@@ -196,6 +200,8 @@ impl Kernel {
                 all.try_for_each(|membership| put(names::MEMBERS, &mut self.memberships, membership, &1))
             }
             Phase::FlipSets => self.flip(plan.flip_sets.iter().map(|(id, word)| (*id, *word))),
+            Phase::PutSources => self.sources.put(&plan.put_sources),
+            Phase::DropSources => self.sources.remove(&plan.drop_sources),
             Phase::DropFrontends => {
                 let mut all = plan.drop_frontends.iter();
                 all.try_for_each(|key| remove(names::FRONTENDS, &mut self.frontends, key))
@@ -318,6 +324,7 @@ impl Kernel {
         for key in self.memberships.keys() {
             contents.memberships.insert(key.map_err(read_error(names::MEMBERS))?);
         }
+        contents.sources = self.sources.read()?;
         scan(names::BACKENDS, &self.backends, |id, backend| {
             if backend.state != state::VACANT {
                 contents.backends.insert(id, backend);
@@ -508,6 +515,7 @@ impl Kernel {
             names::FRONTENDS => self.frontends.keys().flatten().count(),
             names::AFFINITY => self.affinity.keys().flatten().count(),
             names::MEMBERS => self.memberships.keys().flatten().count(),
+            names::SOURCES => self.sources.len(),
             names::SOCKETS => self.sockets.keys().flatten().count(),
             names::UDP_REVERSE => self.udp_reverse.keys().flatten().count(),
             names::UDP_SOCKETS => self.udp_sockets.keys().flatten().count(),
@@ -634,8 +642,12 @@ pub(super) fn remove<K: aya::Pod, V: aya::Pod>(
     from: &mut HashMap<MapData, K, V>,
     key: &K,
 ) -> Result<(), MapsError> {
-    match from.remove(key) {
-        // Removing what is not there is the wanted end.
+    removed(map, from.remove(key))
+}
+
+/// Removing what is not there is the wanted end.
+pub(super) fn removed(map: &'static str, result: Result<(), MapError>) -> Result<(), MapsError> {
+    match result {
         Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
         Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         Err(source) => Err(MapsError::Map {
@@ -646,7 +658,7 @@ pub(super) fn remove<K: aya::Pod, V: aya::Pod>(
     }
 }
 
-fn read_error(map: &'static str) -> impl Fn(MapError) -> MapsError {
+pub(super) fn read_error(map: &'static str) -> impl Fn(MapError) -> MapsError {
     move |source| MapsError::Map {
         operation: "read",
         map,
@@ -677,6 +689,7 @@ fn facts_of(object: &Ebpf, name: &'static str) -> Result<Facts, LoadError> {
         Map::PerCpuArray(data) => (data, "percpu_array"),
         Map::HashMap(data) => (data, "hash"),
         Map::LruHashMap(data) => (data, "lru_hash"),
+        Map::LpmTrie(data) => (data, "lpm_trie"),
         Map::RingBuf(data) => (data, "ringbuf"),
         _ => {
             return Err(LoadError::Layout {

@@ -11,5 +11,6 @@ pub mod kernel;
 pub mod load;
 pub mod maps;
 pub mod pins;
+mod sources;
 pub mod syscall;
 pub mod window;

@@ -117,14 +117,14 @@ pub(super) fn claims(service: &Service, ground: &Ground, mut refuse: impl FnMut(
 
 /// A Service among those that ask for one key; the least one owns it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Claimant {
+pub(super) struct Claimant {
     /// Seconds since the epoch; a Service that does not say when it was created counts as the youngest.
     created: i64,
-    name: ObjectName,
+    pub(super) name: ObjectName,
 }
 
 impl Claimant {
-    fn of(service: &Service) -> Self {
+    pub(super) fn of(service: &Service) -> Self {
         Self {
             created: service.created.unwrap_or(i64::MAX),
             name: service.name.clone(),

@@ -103,6 +103,13 @@ impl<'a> Candidates<'a> {
         self.view(|candidate| candidate.local, |_| true)
     }
 
+    /// The addresses of this node's own endpoints that are ready, and meant to get new flows at all.
+    pub(super) fn local_ready(&self) -> impl Iterator<Item = IpAddr> {
+        let all = self.0.values();
+        all.filter(|c| c.local && c.endpoint.ready && c.weight > 0)
+            .map(|c| c.endpoint.addr)
+    }
+
     /// Whether anything could get a new flow under policy Cluster.
     pub(super) fn any_usable(&self) -> bool {
         self.0.values().any(|c| {

@@ -6,6 +6,7 @@
 
 mod claims;
 mod endpoints;
+mod health;
 #[cfg(test)]
 mod tests;
 
@@ -22,8 +23,11 @@ use self::{
 };
 use crate::model::{
     BackendSet, Cidr, Content, DesiredService, Family, Frontend, FrontendKind, Kind, Node, NodeAddresses, Object,
-    ObjectKey, ObjectName, Problem, Protocol, Scope, Service, ServiceType, SetName, Slice, Update, WhenEmpty,
+    ObjectKey, ObjectName, Outside, Problem, Protocol, Scope, Service, ServiceType, SetName, Slice, Update, WhenEmpty,
+    WhenEmptyOutside,
 };
+
+pub use self::health::HealthCheck;
 
 /// On which of the node's addresses NodePorts are served (C12). Never on loopback or link-local ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +82,8 @@ pub struct Desired {
     /// Which Service each slice was last filed under.
     filed: HashMap<ObjectName, Arc<str>>,
     owners: Owners,
+    /// The Services of ours that want a health-check node port.
+    health_checked: BTreeSet<ObjectName>,
     node: Option<Arc<Node>>,
     host: NodeAddresses,
     place: Place,
@@ -113,6 +119,7 @@ impl Desired {
             entries: HashMap::new(),
             filed: HashMap::new(),
             owners: Owners::default(),
+            health_checked: BTreeSet::new(),
             node: None,
             host: NodeAddresses::default(),
             place,
@@ -177,8 +184,10 @@ impl Desired {
         let entry = self.entries.get(name)?;
         let service = entry.service.as_deref().filter(|service| self.is_ours(service))?;
 
+        let mut candidates: HashMap<(u16, Family), Candidates<'_>> = HashMap::new();
         let mut sets: BTreeMap<SetName, BackendSet> = BTreeMap::new();
-        let mut frontends: Vec<(SetName, Frontend)> = Vec::new();
+        let mut frontends: Vec<(SetName, Option<SetName>, Frontend)> = Vec::new();
+        let mut sources: BTreeSet<Cidr> = BTreeSet::new();
         for claim in entry
             .claims
             .iter()
@@ -187,60 +196,92 @@ impl Desired {
             let Some(port) = service.ports.get(usize::from(claim.service_port)) else {
                 continue;
             };
+            let family = Family::of(claim.addr);
+            let candidates = candidates
+                .entry((claim.service_port, family))
+                .or_insert_with(|| Candidates::merge(&entry.slices, family, &port.name, port.protocol, &self.place));
+            let mut set_of = |scope| {
+                let name = SetName {
+                    port_name: port.name.clone(),
+                    protocol: port.protocol,
+                    ipv6: family == Family::V6,
+                    scope,
+                };
+                sets.entry(name.clone()).or_insert_with(|| {
+                    let view = match scope {
+                        Scope::Cluster => candidates.cluster(&self.place),
+                        Scope::Local => candidates.local(),
+                    };
+                    BackendSet {
+                        name: name.clone(),
+                        members: view.usable,
+                        draining: view.draining,
+                    }
+                });
+                name
+            };
             // From inside the node, only the cluster IP is subject to a policy (C9, C10).
             let scope = if claim.kind == FrontendKind::ClusterIp && service.internal_local {
                 Scope::Local
             } else {
                 Scope::Cluster
             };
-            let family = Family::of(claim.addr);
-            let candidates = Candidates::merge(&entry.slices, family, &port.name, port.protocol, &self.place);
-            let set = SetName {
-                port_name: port.name.clone(),
-                protocol: port.protocol,
-                ipv6: family == Family::V6,
-                scope,
-            };
-            sets.entry(set.clone()).or_insert_with(|| {
-                let view = match scope {
-                    Scope::Cluster => candidates.cluster(&self.place),
-                    Scope::Local => candidates.local(),
-                };
-                BackendSet {
-                    name: set.clone(),
-                    members: view.usable,
-                    draining: view.draining,
-                }
-            });
+            let set = set_of(scope);
             let when_empty = match scope {
                 Scope::Local if candidates.any_usable() => WhenEmpty::Unreachable,
                 Scope::Local | Scope::Cluster => WhenEmpty::Refuse,
             };
-            frontends.push((
-                set,
-                Frontend {
-                    addr: claim.addr,
-                    port: claim.port,
-                    protocol: claim.protocol,
-                    kind: claim.kind,
-                    set: 0,
-                    when_empty,
-                    affinity_seconds: service.affinity.map(|affinity| affinity.seconds),
+            // From outside, everything else is, on its own (C7, C9); a cluster IP is not served there.
+            let outside_scope = match claim.kind {
+                FrontendKind::ClusterIp => None,
+                _ if service.external_local => Some(Scope::Local),
+                _ => Some(Scope::Cluster),
+            };
+            let ranges = match claim.kind {
+                FrontendKind::LoadBalancer => service.source_ranges.of(family),
+                _ => None,
+            };
+            sources.extend(ranges.into_iter().flatten());
+            let outside = outside_scope.map(|scope| Outside {
+                set: 0,
+                when_empty: match scope {
+                    Scope::Local if candidates.any_usable() => WhenEmptyOutside::Silence,
+                    Scope::Local | Scope::Cluster => WhenEmptyOutside::Refuse,
                 },
-            ));
+                masquerade: scope == Scope::Cluster,
+                source_ranges: ranges.is_some(),
+            });
+            let frontend = Frontend {
+                addr: claim.addr,
+                port: claim.port,
+                protocol: claim.protocol,
+                kind: claim.kind,
+                set: 0,
+                when_empty,
+                affinity_seconds: service.affinity.map(|affinity| affinity.seconds),
+                outside,
+            };
+            frontends.push((set, outside_scope.map(set_of), frontend));
         }
-        frontends.sort_by_key(|(_, frontend)| (frontend.addr, frontend.port, frontend.protocol));
-        let numbers: HashMap<SetName, usize> = sets.keys().cloned().zip(0..).collect();
+        frontends.sort_by_key(|(_, _, frontend)| (frontend.addr, frontend.port, frontend.protocol));
+        let numbers: HashMap<&SetName, usize> = sets.keys().zip(0..).collect();
+        let number = |name: &SetName| numbers.get(name).copied().unwrap_or_default();
+        let frontends = frontends
+            .into_iter()
+            .map(|(set, outside_set, frontend)| Frontend {
+                set: number(&set),
+                outside: frontend.outside.map(|outside| Outside {
+                    set: outside_set.as_ref().map_or(0, number),
+                    ..outside
+                }),
+                ..frontend
+            })
+            .collect();
         Some(DesiredService {
             name: name.clone(),
-            frontends: frontends
-                .into_iter()
-                .map(|(set, frontend)| Frontend {
-                    set: numbers.get(&set).copied().unwrap_or_default(),
-                    ..frontend
-                })
-                .collect(),
+            frontends,
             sets: sets.into_values().collect(),
+            sources: sources.into_iter().collect(),
         })
     }
 
@@ -328,6 +369,7 @@ impl Desired {
                 });
             }
         }
+        refused.extend(self.health_check_problems());
         refused.sort_by(|a, b| (&a.object, &a.field, &a.message).cmp(&(&b.object, &b.field, &b.message)));
         problems.extend(refused);
         problems
@@ -399,6 +441,11 @@ impl Desired {
         let is_ours = |service: Option<&Arc<Service>>| service.is_some_and(|service| self.is_ours(service));
         if is_ours(old.as_ref()) || is_ours(new) {
             changed.services.insert(name.clone());
+        }
+        if new.is_some_and(|new| self.is_ours(new) && health::port_of(new).is_some()) {
+            self.health_checked.insert(name.clone());
+        } else {
+            self.health_checked.remove(name);
         }
 
         // A key that the Service keeps, at the same age, stays where it is: nobody else is touched.

@@ -10,7 +10,7 @@ use std::{
 use proptest::{collection::vec, option, prelude::*, sample::select, sample::subsequence};
 
 use super::*;
-use crate::model::{Affinity, Endpoint, Hints, LoadBalancerAddress, ServicePort, SlicePort};
+use crate::model::{Affinity, Endpoint, Hints, LoadBalancerAddress, ServicePort, SlicePort, SourceRanges};
 
 fn config() -> Config {
     Config {
@@ -81,7 +81,7 @@ fn any_service() -> impl Strategy<Value = Arc<Service>> {
                     vip,
                 })
                 .collect(),
-            source_ranges: None,
+            source_ranges: SourceRanges::default(),
             ports: ports
                 .into_iter()
                 .map(|(name, protocol, number)| ServicePort {
@@ -350,7 +350,7 @@ fn one_slice_touches_its_own_service_alone_and_the_same_again_touches_nothing() 
             cluster_ips: [IpAddr::V4((0x0a60_0000 + i).into())].into(),
             external_ips: Box::default(),
             load_balancer: Box::default(),
-            source_ranges: None,
+            source_ranges: SourceRanges::default(),
             ports: [ServicePort {
                 name: "http".into(),
                 protocol: Protocol::Tcp,

@@ -57,6 +57,21 @@ impl Cidr {
         self.network.is_ipv6()
     }
 
+    /// Its first address.
+    pub fn network(&self) -> IpAddr {
+        self.network
+    }
+
+    /// Its prefix length, in bits.
+    pub fn prefix(&self) -> u8 {
+        self.prefix
+    }
+
+    /// Whether it holds every address of its family.
+    pub fn is_everything(&self) -> bool {
+        self.prefix == 0
+    }
+
     fn bits(addr: IpAddr) -> u8 {
         if addr.is_ipv4() { 32 } else { 128 }
     }

@@ -65,6 +65,25 @@ pub struct LoadBalancerAddress {
     pub vip: bool,
 }
 
+/// Who may use a load balancer's addresses, family by family (C14): `None` is everybody, no range is nobody.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceRanges {
+    /// Ranges of IPv4 clients.
+    pub v4: Option<Box<[Cidr]>>,
+    /// Ranges of IPv6 clients.
+    pub v6: Option<Box<[Cidr]>>,
+}
+
+impl SourceRanges {
+    /// The ranges of one family; `None` is everybody.
+    pub fn of(&self, family: Family) -> Option<&[Cidr]> {
+        match family {
+            Family::V4 => self.v4.as_deref(),
+            Family::V6 => self.v6.as_deref(),
+        }
+    }
+}
+
 /// A Service, flat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
@@ -86,8 +105,8 @@ pub struct Service {
     pub external_ips: Box<[IpAddr]>,
     /// Addresses of `status.loadBalancer.ingress`; entries with a host name alone are left out.
     pub load_balancer: Box<[LoadBalancerAddress]>,
-    /// `spec.loadBalancerSourceRanges`: who may use the load balancer's addresses; `None` is everybody.
-    pub source_ranges: Option<Box<[Cidr]>>,
+    /// `spec.loadBalancerSourceRanges`: who may use the load balancer's addresses.
+    pub source_ranges: SourceRanges,
     /// `spec.ports` that are TCP or UDP, with a port number.
     pub ports: Box<[ServicePort]>,
     /// ClientIP affinity, where it is on.

@@ -13,7 +13,7 @@ pub use self::{
     cidr::{Cidr, CidrError},
     input::{
         Affinity, Endpoint, Family, Hints, LoadBalancerAddress, Node, NodeAddresses, Pod, Service, ServicePort,
-        ServiceType, Slice, SlicePort, Workload,
+        ServiceType, Slice, SlicePort, SourceRanges, Workload,
     },
     update::{Content, Kind, Object, ObjectKey, Update},
 };
@@ -72,6 +72,15 @@ pub enum WhenEmpty {
     Refuse,
     /// EHOSTUNREACH: endpoints exist, but none that a Local policy may use (C9).
     Unreachable,
+}
+
+/// What a client outside the node is told when a frontend has no backend for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WhenEmptyOutside {
+    /// RST or port unreachable: no usable endpoint anywhere (C11).
+    Refuse,
+    /// Nothing: endpoints exist, but none that a Local policy may use (C9).
+    Silence,
 }
 
 /// An endpoint that may receive new flows, as a member of a backend set.
@@ -135,6 +144,21 @@ pub struct Frontend {
     pub when_empty: WhenEmpty,
     /// ClientIP affinity's timeout in seconds, where it is on (C18).
     pub affinity_seconds: Option<u32>,
+    /// What clients outside the node meet here; `None` is nothing: their packets pass untouched.
+    pub outside: Option<Outside>,
+}
+
+/// What clients outside the node meet at a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Outside {
+    /// Index into [`DesiredService::sets`].
+    pub set: usize,
+    /// What to answer while that set is empty.
+    pub when_empty: WhenEmptyOutside,
+    /// Whether flows to backends beyond the node leave with the node's own source (C17).
+    pub masquerade: bool,
+    /// Whether [`DesiredService::sources`] alone are admitted (C14).
+    pub source_ranges: bool,
 }
 
 /// All that one Service wants in the kernel; the output of `desired`, the input of `compile`.
@@ -146,6 +170,8 @@ pub struct DesiredService {
     pub frontends: Vec<Frontend>,
     /// The sets that the frontends name, sorted by name.
     pub sets: Vec<BackendSet>,
+    /// Who is admitted from outside at frontends with source ranges, sorted, each once; none is nobody.
+    pub sources: Vec<Cidr>,
 }
 
 /// Something in the input that was not taken, for people to read.

@@ -10,7 +10,7 @@ use lb_user::{
     lab::nft,
     model::{
         BackendSet, DesiredService, Endpoint, Family, Frontend, FrontendKind, Member, ObjectName, Protocol, Scope,
-        Service, ServicePort, ServiceType, SetName, Slice, SlicePort, WhenEmpty,
+        Service, ServicePort, ServiceType, SetName, Slice, SlicePort, SourceRanges, WhenEmpty,
     },
 };
 
@@ -66,6 +66,7 @@ impl Population {
                 set: 0,
                 when_empty: WhenEmpty::Refuse,
                 affinity_seconds: None,
+                outside: None,
             }],
             sets: vec![BackendSet {
                 name: SetName {
@@ -77,6 +78,7 @@ impl Population {
                 members: members.collect(),
                 draining: Vec::new(),
             }],
+            sources: Vec::new(),
         }
     }
 
@@ -92,7 +94,7 @@ impl Population {
             cluster_ips: [IpAddr::V4(*self.frontend(n).ip())].into(),
             external_ips: [].into(),
             load_balancer: [].into(),
-            source_ranges: None,
+            source_ranges: SourceRanges::default(),
             ports: [ServicePort {
                 name: "".into(),
                 protocol: Protocol::Tcp,

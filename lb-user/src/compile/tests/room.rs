@@ -8,17 +8,28 @@ use crate::compile::{Capacity, Compiler};
 type Shrink = fn(&mut Capacity);
 
 fn tight() -> impl Strategy<Value = Capacity> {
-    (2u32..9, 2u32..5, 2u32..7, 4u32..20, 8u32..40, 70u32..900, 0u32..8).prop_map(
-        |(frontends, services, sets, backends, lists, tables, memberships)| Capacity {
-            frontends,
-            services,
-            sets,
-            backends,
-            lists,
-            tables,
-            memberships,
-        },
+    (
+        2u32..9,
+        2u32..5,
+        2u32..7,
+        4u32..20,
+        8u32..40,
+        70u32..900,
+        0u32..8,
+        0u32..6,
     )
+        .prop_map(
+            |(frontends, services, sets, backends, lists, tables, memberships, sources)| Capacity {
+                frontends,
+                services,
+                sets,
+                backends,
+                lists,
+                tables,
+                memberships,
+                sources,
+            },
+        )
 }
 
 proptest! {
@@ -59,9 +70,10 @@ fn every_map_can_be_full() {
     let wanted = {
         let mut wanted = service("a", 1, &[&[1, 2, 3]]);
         wanted.frontends[0].affinity_seconds = Some(60);
+        wanted.sources = vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()];
         wanted
     };
-    let cases: [(&str, Shrink); 7] = [
+    let cases: [(&str, Shrink); 8] = [
         ("frontends", |c| c.frontends = 0),
         ("Services", |c| c.services = 1),
         ("backend sets", |c| c.sets = 1),
@@ -69,6 +81,7 @@ fn every_map_can_be_full() {
         ("list entries", |c| c.lists = 3),
         ("table elements", |c| c.tables = 255),
         ("members of sets with ClientIP affinity", |c| c.memberships = 2),
+        ("source ranges", |c| c.sources = 1),
     ];
     for (what, shrink) in cases {
         let mut capacity = ROOMY;

@@ -52,6 +52,7 @@ fn k33_four_hundred_ports_share_one_table() {
         lists: 200_000,
         tables: 20_000,
         memberships: 0,
+        sources: 0,
     };
     let (before, after): (Vec<u32>, Vec<u32>) = ((0..100).collect(), (1..101).collect());
     let (before, after) = (vec![&before[..]; 400], vec![&after[..]; 400]);
@@ -80,6 +81,7 @@ fn two_thousand_services_of_ten_endpoints_take_what_they_need() {
         lists: names::MAX_LIST_ENTRIES,
         tables: names::MAX_TABLE_ELEMENTS,
         memberships: names::MAX_MEMBERS,
+        sources: names::MAX_SOURCES,
     };
     let mut compiler = Compiler::new(capacity);
     let mut tables = Vec::new();
@@ -100,6 +102,7 @@ fn two_thousand_services_of_ten_endpoints_take_what_they_need() {
         (names::LISTS, 22_000),
         (names::TABLES, 2_000 * 256),
         (names::MEMBERS, 0),
+        (names::SOURCES, 0),
     ];
     assert_eq!(used(&compiler), wanted);
     assert_eq!(tables.len(), 2_000);

@@ -9,21 +9,22 @@ use std::{
 use lb_common::{
     affinity::Membership,
     backend::state,
-    frontend::FrontendKey,
+    frontend::{FrontendKey, flag},
     maps as names,
     set::{SetWord, elements_for},
 };
 use proptest::prelude::*;
 
 use crate::{
-    compile::{Capacity, Compiled, Compiler, Full, GRACE_MS},
+    compile::{Capacity, Compiled, Compiler, Full, GRACE_MS, Side},
     datapath::{
         fake::{Memory, Store},
         kernel::MapsError,
         maps::Maps,
     },
     model::{
-        BackendSet, DesiredService, Frontend, FrontendKind, Member, ObjectName, Protocol, Scope, SetName, WhenEmpty,
+        BackendSet, DesiredService, Frontend, FrontendKind, Member, ObjectName, Outside, Protocol, Scope, SetName,
+        WhenEmpty, WhenEmptyOutside,
     },
     plan::Plan,
 };
@@ -37,6 +38,7 @@ pub(crate) const ROOMY: Capacity = Capacity {
     lists: 2048,
     tables: 16_384,
     memberships: 512,
+    sources: 64,
 };
 
 /// What each Service that changes is compiled to; `None` is its absence.
@@ -49,8 +51,10 @@ const SERVICES: usize = 4;
 const FRONTENDS: usize = 8;
 const SETS: usize = 2;
 
-/// A frontend of the world: its Service, its set, seconds of affinity, whether it is a cluster IP.
-type RawFrontend = Option<(usize, usize, Option<u32>, bool)>;
+/// A frontend of the world: its Service, its set, seconds of affinity, whether it is a cluster IP, what is outside.
+type RawFrontend = Option<(usize, usize, Option<u32>, bool, RawOutside)>;
+/// What is outside: the set, and bits for silence, masquerading and source ranges.
+type RawOutside = Option<(usize, u8)>;
 /// The members of a set: endpoint, port, weight; weight 4 stands for a draining one.
 type RawSet = Vec<(u8, bool, u16)>;
 
@@ -59,11 +63,17 @@ type RawSet = Vec<(u8, bool, u16)>;
 pub(crate) struct Raw {
     frontends: Vec<RawFrontend>,
     sets: Vec<RawSet>,
+    /// Of each Service, which of [`RANGES`] are admitted.
+    sources: Vec<u8>,
 }
+
+/// Ranges of both families; the last one holds all IPv4 addresses in their mapped form, and must not admit them.
+const RANGES: [&str; 5] = ["10.0.0.0/8", "10.1.0.0/16", "192.0.2.7/32", "fd00::/8", "::fffe:0:0/95"];
 
 fn raw() -> impl Strategy<Value = Raw> {
     let affinity = prop_oneof![3 => Just(None), 1 => Just(Some(60u32)), 1 => Just(Some(10_800))];
-    let frontend = prop::option::weighted(0.8, (0..SERVICES, 0..SETS, affinity, any::<bool>()));
+    let outside = prop::option::of((0..SETS, 0u8..8));
+    let frontend = prop::option::weighted(0.8, (0..SERVICES, 0..SETS, affinity, any::<bool>(), outside));
     let set = prop::collection::vec(
         (0u8..5, any::<bool>(), prop_oneof![4 => Just(1u16), 1 => 0..5u16]),
         0..5,
@@ -71,8 +81,13 @@ fn raw() -> impl Strategy<Value = Raw> {
     (
         prop::collection::vec(frontend, FRONTENDS),
         prop::collection::vec(set, SERVICES * SETS),
+        prop::collection::vec(0u8..1 << RANGES.len(), SERVICES),
     )
-        .prop_map(|(frontends, sets)| Raw { frontends, sets })
+        .prop_map(|(frontends, sets, sources)| Raw {
+            frontends,
+            sets,
+            sources,
+        })
 }
 
 /// A history: each state differs from the one before in some places.
@@ -92,6 +107,11 @@ pub(crate) fn history(most: usize) -> impl Strategy<Value = Vec<State>> {
                     now.sets[i] = set;
                 }
             }
+            for (i, sources) in other.sources.into_iter().enumerate() {
+                if frontends >> (FRONTENDS + i) & 1 == 1 {
+                    now.sources[i] = sources;
+                }
+            }
             states.push(state_of(&now));
         }
         states
@@ -108,13 +128,16 @@ fn state_of(raw: &Raw) -> State {
                 .filter_map(|i| raw.frontends[i].map(|f| (i, f)))
                 .filter(|(_, f)| f.0 == service)
         };
-        let used: BTreeSet<usize> = of_service().map(|(_, f)| f.1).collect();
+        let used: BTreeSet<usize> = of_service()
+            .flat_map(|(_, f)| [Some(f.1), f.4.map(|(set, _)| set)])
+            .flatten()
+            .collect();
         for set in used {
             numbers.insert(set, sets.len());
             sets.push(set_of(["x", "y"][set], &raw.sets[service * SETS + set]));
         }
         let frontends: Vec<Frontend> = of_service()
-            .map(|(i, (_, set, affinity_seconds, cluster_ip))| Frontend {
+            .map(|(i, (_, set, affinity_seconds, cluster_ip, outside))| Frontend {
                 addr: Ipv4Addr::new(10, 96, 0, i as u8).into(),
                 port: port(80),
                 protocol: Protocol::Tcp,
@@ -126,11 +149,30 @@ fn state_of(raw: &Raw) -> State {
                 set: numbers[&set],
                 when_empty: WhenEmpty::Refuse,
                 affinity_seconds,
+                outside: outside.map(|(set, bits)| Outside {
+                    set: numbers[&set],
+                    when_empty: if bits & 1 == 1 {
+                        WhenEmptyOutside::Silence
+                    } else {
+                        WhenEmptyOutside::Refuse
+                    },
+                    masquerade: bits & 2 == 2,
+                    source_ranges: bits & 4 == 4,
+                }),
             })
             .collect();
         if !frontends.is_empty() {
             let name = ObjectName::new("default", &format!("s{service}"));
-            state.insert(name.clone(), DesiredService { name, frontends, sets });
+            let limited = frontends.iter().any(|f| f.outside.is_some_and(|o| o.source_ranges));
+            let admitted = (0..RANGES.len()).filter(|i| limited && raw.sources[service] >> i & 1 == 1);
+            let sources = admitted.map(|i| RANGES[i].parse().expect("a range")).collect();
+            let service = DesiredService {
+                name: name.clone(),
+                frontends,
+                sets,
+                sources,
+            };
+            state.insert(name, service);
         }
     }
     state
@@ -203,9 +245,11 @@ pub(crate) fn service(name: &str, cluster_ip: u32, sets: &[&[u32]]) -> DesiredSe
                 set,
                 when_empty: WhenEmpty::Refuse,
                 affinity_seconds: None,
+                outside: None,
             })
             .collect(),
         sets,
+        sources: Vec::new(),
     }
 }
 
@@ -219,11 +263,23 @@ pub(crate) fn state(services: impl IntoIterator<Item = DesiredService>) -> State
 /// Members by address, port and weight, sorted.
 type Members = Vec<(IpAddr, u16, u16)>;
 
-/// What a client of one frontend meets, without any id.
+/// What clients of one frontend meet, without any id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Meaning {
     flags: u32,
     affinity_seconds: u32,
+    inside: View,
+    outside: Option<View>,
+    /// Who is admitted, where source ranges count.
+    admitted: Admitted,
+}
+
+/// Leading bits and first address of each range.
+type Admitted = BTreeSet<(u32, IpAddr)>;
+
+/// What clients of one side meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct View {
     members: Members,
     /// Address and port of each slot of the table.
     slots: Vec<(IpAddr, u16)>,
@@ -237,6 +293,7 @@ pub(crate) struct World {
     frontends: BTreeMap<FrontendKey, Meaning>,
     backends: BTreeMap<(IpAddr, u16, u8), usize>,
     memberships: usize,
+    sources: usize,
 }
 
 fn members_of(memory: &Memory, set_id: u32) -> Members {
@@ -258,38 +315,59 @@ fn members_of(memory: &Memory, set_id: u32) -> Members {
     members
 }
 
+fn view(memory: &Memory, set_id: u32) -> View {
+    let word = SetWord(memory.sets[set_id as usize]);
+    let mut slots = Vec::new();
+    if word.count() > 0 {
+        let header = memory.lists[word.offset() as usize];
+        for slot in memory.table(header.a, header.b).expect("a table within the array") {
+            let entry = memory.lists[word.offset() as usize + 1 + usize::from(slot)];
+            let backend = memory.backends[entry.a as usize];
+            slots.push((backend.addr.into(), backend.port.get()));
+        }
+    }
+    let mut remembered: Members = memory
+        .memberships
+        .iter()
+        .filter(|m| m.set_id == set_id)
+        .map(|m| memory.backends[m.backend_id as usize])
+        .map(|backend| (backend.addr.into(), backend.port.get(), 0))
+        .collect();
+    remembered.sort_unstable();
+    View {
+        members: members_of(memory, set_id),
+        slots,
+        remembered,
+    }
+}
+
+/// Who is admitted at a Service; everything else in the map of source ranges is another's.
+fn admitted(memory: &Memory, service_id: u32) -> Admitted {
+    let of_service = memory
+        .sources
+        .iter()
+        .filter(|source| source.key.service_id == service_id);
+    of_service.map(|source| (source.bits, source.key.addr.into())).collect()
+}
+
 /// Reads what the maps mean.
 pub(crate) fn world(memory: &Memory) -> World {
     let mut world = World {
         memberships: memory.memberships.len(),
+        sources: memory.sources.len(),
         ..World::default()
     };
     for (key, frontend) in &memory.frontends {
-        let word = SetWord(memory.sets[frontend.set_id as usize]);
-        let members = members_of(memory, frontend.set_id);
-        let mut slots = Vec::new();
-        if word.count() > 0 {
-            let header = memory.lists[word.offset() as usize];
-            for slot in memory.table(header.a, header.b).expect("a table within the array") {
-                let entry = memory.lists[word.offset() as usize + 1 + usize::from(slot)];
-                let backend = memory.backends[entry.a as usize];
-                slots.push((backend.addr.into(), backend.port.get()));
-            }
-        }
-        let mut remembered: Members = memory
-            .memberships
-            .iter()
-            .filter(|m| m.set_id == frontend.set_id)
-            .map(|m| memory.backends[m.backend_id as usize])
-            .map(|backend| (backend.addr.into(), backend.port.get(), 0))
-            .collect();
-        remembered.sort_unstable();
         let meaning = Meaning {
             flags: frontend.flags,
             affinity_seconds: frontend.affinity_seconds,
-            members,
-            slots,
-            remembered,
+            inside: view(memory, frontend.set_id),
+            outside: Side::Outside.set_id(frontend).map(|set_id| view(memory, set_id)),
+            admitted: if frontend.flags & flag::SOURCE_RANGES == 0 {
+                Admitted::new()
+            } else {
+                admitted(memory, frontend.service_id)
+            },
         };
         world.frontends.insert(*key, meaning);
     }
@@ -308,8 +386,10 @@ pub(crate) struct Watch {
     words: HashMap<u32, SetWord>,
     /// What was published until lately: map, first, count, when.
     leaving: Vec<(&'static str, u32, u32, u64)>,
-    /// Members that a frontend may show on the way, where it stays with its set.
-    allowed: HashMap<FrontendKey, Vec<Members>>,
+    /// Members that a frontend may show to a side on the way, where it stays with its set.
+    allowed: HashMap<(FrontendKey, Side), Vec<Members>>,
+    /// Who a frontend with source ranges admits before and after, and whom at most, where it stays with its Service.
+    admitted: HashMap<FrontendKey, [Admitted; 3]>,
     /// Milliseconds, as in the agent.
     now: u64,
     /// True after the maps were damaged on purpose: then much dangles until it is repaired.
@@ -384,24 +464,44 @@ impl Watch {
 
     fn look(&self, memory: &Memory) {
         for (key, frontend) in &memory.frontends {
-            let word = SetWord(memory.sets[frontend.set_id as usize]);
-            assert_ne!(word, SetWord::default(), "the set of {key:?} was never published");
-            let first = word.offset() as usize + 1;
-            for entry in &memory.lists[first..][..usize::from(word.count())] {
-                let backend = memory.backends[entry.a as usize];
-                assert_ne!(backend.state, state::VACANT, "{key:?} leads to a vacant backend");
-                assert_eq!(
-                    backend.service_id, frontend.service_id,
-                    "{key:?} leads to another Service's backend"
-                );
+            for side in Side::BOTH {
+                if let Some(set_id) = side.set_id(frontend) {
+                    self.look_at_set(memory, (*key, side), frontend.service_id, set_id);
+                }
             }
-            if let Some(allowed) = self.allowed.get(key) {
-                let members = members_of(memory, frontend.set_id);
-                assert!(
-                    allowed.contains(&members),
-                    "{key:?} shows {members:?}, allowed are {allowed:?}"
-                );
+            if frontend.flags & flag::SOURCE_RANGES == 0 {
+                continue;
             }
+            let Some([old, new, most]) = self.admitted.get(key) else {
+                continue;
+            };
+            let now = admitted(memory, frontend.service_id);
+            assert!(
+                now.is_superset(old) || now.is_superset(new),
+                "{key:?} admits {now:?}, and neither all of {old:?} nor of {new:?}"
+            );
+            assert!(now.is_subset(most), "{key:?} admits {now:?}, more than {most:?}");
+        }
+    }
+
+    fn look_at_set(&self, memory: &Memory, by: (FrontendKey, Side), service_id: u32, set_id: u32) {
+        let word = SetWord(memory.sets[set_id as usize]);
+        assert_ne!(word, SetWord::default(), "the set of {by:?} was never published");
+        let first = word.offset() as usize + 1;
+        for entry in &memory.lists[first..][..usize::from(word.count())] {
+            let backend = memory.backends[entry.a as usize];
+            assert_ne!(backend.state, state::VACANT, "{by:?} leads to a vacant backend");
+            assert_eq!(
+                backend.service_id, service_id,
+                "{by:?} leads to another Service's backend"
+            );
+        }
+        if let Some(allowed) = self.allowed.get(&by) {
+            let members = members_of(memory, set_id);
+            assert!(
+                allowed.contains(&members),
+                "{by:?} shows {members:?}, allowed are {allowed:?}"
+            );
         }
     }
 }
@@ -489,39 +589,66 @@ impl Agent {
 
     /// Notes what each frontend may show until `state` is reached: the old, then the new.
     pub(crate) fn allow(&mut self, state: &State) {
-        let place = |state: &State| -> HashMap<FrontendKey, (ObjectName, SetName)> {
-            let all = state.values().flat_map(|service| {
-                service.frontends.iter().map(|f| {
-                    (
-                        super::super::key(f),
-                        (service.name.clone(), service.sets[f.set].name.clone()),
-                    )
-                })
-            });
-            all.collect()
+        let set_of = |frontend: &Frontend, side| match side {
+            Side::Inside => Some(frontend.set),
+            Side::Outside => Some(frontend.outside?.set),
+        };
+        let place = |state: &State| -> HashMap<(FrontendKey, Side), (ObjectName, SetName)> {
+            let mut all = HashMap::new();
+            for service in state.values() {
+                for frontend in &service.frontends {
+                    for side in Side::BOTH {
+                        if let Some(set) = set_of(frontend, side) {
+                            let place = (service.name.clone(), service.sets[set].name.clone());
+                            all.insert((super::super::key(frontend), side), place);
+                        }
+                    }
+                }
+            }
+            all
         };
         let (old, new) = (place(&self.wanted), place(state));
         self.watch.allowed.clear();
+        self.watch.admitted.clear();
         for service in state.values() {
             for frontend in &service.frontends {
                 let key = super::super::key(frontend);
-                if old.get(&key).is_some_and(|old| *old != new[&key]) {
+                let held = self.memory.frontends.get(&key);
+                for side in Side::BOTH {
+                    let Some(set) = set_of(frontend, side) else { continue };
+                    let by = (key, side);
+                    if old.get(&by).is_some_and(|old| *old != new[&by]) {
+                        continue;
+                    }
+                    let set = &service.sets[set];
+                    let mut members: Members = set.members.iter().map(|m| (m.addr, m.port.get(), m.weight)).collect();
+                    if members.iter().all(|(_, _, weight)| *weight == 0) {
+                        members.clear();
+                    }
+                    members.sort_unstable();
+                    let held = held
+                        .and_then(|held| side.set_id(held))
+                        .map(|set_id| members_of(&self.memory, set_id));
+                    let allowed = [Some(members), held].into_iter().flatten().collect();
+                    self.watch.allowed.insert(by, allowed);
+                }
+                let inside = (key, Side::Inside);
+                if old.get(&inside).is_some_and(|old| old.0 != new[&inside].0) {
                     continue;
                 }
-                let set = &service.sets[frontend.set];
-                let mut members: Members = set.members.iter().map(|m| (m.addr, m.port.get(), m.weight)).collect();
-                if members.iter().all(|(_, _, weight)| *weight == 0) {
-                    members.clear();
-                }
-                members.sort_unstable();
-                let held = self
-                    .memory
-                    .frontends
-                    .get(&key)
-                    .map(|held| members_of(&self.memory, held.set_id));
-                self.watch
-                    .allowed
-                    .insert(key, [Some(members), held].into_iter().flatten().collect());
+                let after: Admitted = super::super::sources::compile(&service.sources, 0)
+                    .iter()
+                    .map(|source| (source.bits, source.key.addr.into()))
+                    .collect();
+                let before = held.filter(|held| held.flags & flag::SOURCE_RANGES != 0);
+                let before = before.map_or_else(|| after.clone(), |held| admitted(&self.memory, held.service_id));
+                // One that asks for source ranges from now on meets the Service's old ones until they go.
+                let ids = service.frontends.iter().map(super::super::key);
+                let ids = ids.filter_map(|key| Some(self.memory.frontends.get(&key)?.service_id));
+                let ids = ids.chain(self.applied.get(&service.name).map(|old| old.service_id));
+                let mut most = after.clone();
+                most.extend(ids.flat_map(|id| admitted(&self.memory, id)));
+                self.watch.admitted.insert(key, [before, after, most]);
             }
         }
     }

@@ -5,7 +5,9 @@ use std::{net::IpAddr, sync::Arc};
 use k8s_openapi::api::core::v1 as k8s;
 
 use super::{Edge, LABEL_HEADLESS, LABEL_PROXY_NAME, Names, quote};
-use crate::model::{Affinity, Cidr, Family, LoadBalancerAddress, ObjectName, Service, ServicePort, ServiceType};
+use crate::model::{
+    Affinity, Cidr, Family, LoadBalancerAddress, ObjectName, Service, ServicePort, ServiceType, SourceRanges,
+};
 
 /// The longest ClientIP affinity in seconds: a day.
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
@@ -179,23 +181,37 @@ fn load_balancer(edge: &mut Edge<'_>, service: &k8s::Service) -> Box<[LoadBalanc
     taken.into()
 }
 
-/// Who may use the load balancer's addresses (C14): `None` is everybody. A bad entry is reported and admits nobody.
-fn source_ranges(edge: &mut Edge<'_>, spec: &k8s::ServiceSpec) -> Option<Box<[Cidr]>> {
-    let texts = spec
-        .load_balancer_source_ranges
-        .as_deref()
-        .filter(|texts| !texts.is_empty())?;
-    let mut taken: Vec<Cidr> = Vec::with_capacity(texts.len());
+/// Who may use the load balancer's addresses (C14). A bad entry is reported and admits nobody: it limits the family that it
+/// seems to be of, or both.
+fn source_ranges(edge: &mut Edge<'_>, spec: &k8s::ServiceSpec) -> SourceRanges {
+    let texts = spec.load_balancer_source_ranges.as_deref().unwrap_or_default();
+    let (mut v4, mut v6): (Option<Vec<Cidr>>, Option<Vec<Cidr>>) = (None, None);
     for (i, text) in texts.iter().enumerate() {
         match text.trim().parse::<Cidr>() {
-            Ok(range) => taken.push(range),
-            Err(error) => edge.report(
-                format!("spec.loadBalancerSourceRanges[{i}]"),
-                format!("found {}, which {error}", quote(text)),
-            ),
+            Ok(range) if range.is_ipv6() => v6.get_or_insert_default().push(range),
+            Ok(range) => v4.get_or_insert_default().push(range),
+            Err(error) => {
+                edge.report(
+                    format!("spec.loadBalancerSourceRanges[{i}]"),
+                    format!("found {}, which {error}", quote(text)),
+                );
+                if !text.contains(':') {
+                    v4.get_or_insert_default();
+                }
+                if text.contains(':') || !text.contains('.') {
+                    v6.get_or_insert_default();
+                }
+            }
         }
     }
-    Some(taken.into())
+    let limited = |ranges: Option<Vec<Cidr>>| -> Option<Box<[Cidr]>> {
+        let ranges = ranges.filter(|ranges| !ranges.iter().any(Cidr::is_everything))?;
+        Some(ranges.into())
+    };
+    SourceRanges {
+        v4: limited(v4),
+        v6: limited(v6),
+    }
 }
 
 fn ports(edge: &mut Edge<'_>, names: &mut Names, spec: &k8s::ServiceSpec) -> Box<[ServicePort]> {

@@ -7,6 +7,7 @@ use k8s_openapi::{
 use proptest::{collection::vec, option, prelude::*};
 
 use super::*;
+use crate::model::Family;
 
 fn converted(convert: impl FnOnce(&mut Converter<'_>) -> Converted) -> Converted {
     let mut names = Names::default();
@@ -162,20 +163,37 @@ fn c14_source_ranges_admit_nobody_by_mistake() {
             status: None,
         };
         match converted(|converter| converter.service(&service)).object {
-            Some(Object::Service(service)) => service
-                .source_ranges
-                .as_ref()
-                .map(|ranges| ranges.iter().map(ToString::to_string).collect::<Vec<_>>()),
+            Some(Object::Service(service)) => [Family::V4, Family::V6].map(|family| {
+                let ranges = service.source_ranges.of(family)?;
+                Some(ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
+            }),
             other => panic!("a Service is wanted, found {other:?}"),
         }
     };
-    assert_eq!(with(None), None, "everybody");
-    assert_eq!(with(Some(vec![])), None, "everybody");
+    let said = |v4: Option<&str>, v6: Option<&str>| [v4.map(str::to_owned), v6.map(str::to_owned)];
+    assert_eq!(with(None), said(None, None), "everybody");
+    assert_eq!(with(Some(vec![])), said(None, None), "everybody");
     assert_eq!(
-        with(Some(vec![" 10.1.2.3/8 ", "::/0"])),
-        Some(vec!["10.0.0.0/8".to_owned(), "::/0".to_owned()])
+        with(Some(vec![" 10.1.2.3/8 ", "192.0.2.7/32"])),
+        said(Some("10.0.0.0/8 192.0.2.7/32"), None),
+        "a family without a range is not limited"
     );
-    assert_eq!(with(Some(vec!["ten"])), Some(vec![]), "nobody, rather than everybody");
+    assert_eq!(with(Some(vec!["fd00::/8", "ten"])), said(Some(""), Some("fd00::/8")));
+    assert_eq!(
+        with(Some(vec!["10.0.0.0/8", "0.0.0.0/0", "fd00::/8"])),
+        said(None, Some("fd00::/8")),
+        "/0 is everybody of its family"
+    );
+    assert_eq!(
+        with(Some(vec!["ten"])),
+        said(Some(""), Some("")),
+        "nobody, rather than everybody"
+    );
+    assert_eq!(with(Some(vec!["10.0.0.0/33"])), said(Some(""), None));
+    assert_eq!(
+        with(Some(vec!["10.0.0.0/8", "fd00::/129"])),
+        said(Some("10.0.0.0/8"), Some(""))
+    );
 }
 
 #[test]
