@@ -35,6 +35,12 @@ pub struct Config {
     pub node_addresses: Vec<IpAddr>,
     /// Interfaces whose packets are observed.
     pub interfaces: Interfaces,
+    /// Interfaces that lead out of the node, where packets are translated.
+    pub uplinks: Uplinks,
+    /// Interfaces with guests behind them, where packets are translated too.
+    pub guests: Vec<NamePattern>,
+    /// The node's own source ports towards backends on other nodes.
+    pub snat_ports: PortRange,
     /// Cgroups whose sockets are not translated.
     pub opt_out_cgroups: Vec<PathBuf>,
     /// Where to serve metrics and health over HTTP; none to serve nothing.
@@ -66,6 +72,11 @@ impl Config {
     pub fn pin_folder(&self) -> PathBuf {
         self.bpffs.join(&self.pin_name)
     }
+
+    /// Whether packets of any interface are translated.
+    pub fn translates(&self) -> bool {
+        self.mode == Mode::Balance && (self.uplinks != Uplinks::None || !self.guests.is_empty())
+    }
 }
 
 /// Sizes of the kernel's maps.
@@ -77,6 +88,8 @@ pub struct Limits {
     pub backends: NonZeroU32,
     /// Sockets with state, of each kind.
     pub sockets: NonZeroU32,
+    /// Flows of translated packets.
+    pub flows: NonZeroU32,
 }
 
 /// Reads `primary`, `all` or a list of blocks.
@@ -250,6 +263,137 @@ impl Interfaces {
     }
 }
 
+/// Interfaces that lead out of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Uplinks {
+    /// None: packets from outside are not translated.
+    None,
+    /// Those that the node's addresses and routes show, as they come and go.
+    Auto,
+    /// These, as they come and go.
+    Named(Vec<String>),
+}
+
+impl Uplinks {
+    /// Reads what the flag says: `auto`, `none`, or names. Without a word it is auto in balance mode, and none in observe mode,
+    /// which allows nothing else.
+    ///
+    /// # Errors
+    /// When `auto` or `none` stands beside other names, a word is no interface's name, or the mode allows no uplinks.
+    pub fn from_words(words: &[String], mode: Mode) -> Result<Self, String> {
+        let wanted = match words {
+            [] if mode == Mode::Observe => Self::None,
+            [] => Self::Auto,
+            [word] if word == "auto" => Self::Auto,
+            [word] if word == "none" => Self::None,
+            words => {
+                if let Some(word) = words.iter().find(|word| *word == "auto" || *word == "none") {
+                    return Err(format!(
+                        "`{word}` stands alone; allowed are `auto`, `none`, or names of interfaces"
+                    ));
+                }
+                if let Some(word) = words.iter().find(|word| !is_interface_name(word)) {
+                    return Err(format!("`{word}` is no interface's name"));
+                }
+                Self::Named(words.to_vec())
+            }
+        };
+        if mode == Mode::Observe && wanted != Self::None {
+            return Err("observe mode translates nothing; allowed is `none` there".to_owned());
+        }
+        Ok(wanted)
+    }
+}
+
+/// The name of an interface, or how the names of several begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NamePattern {
+    /// This one.
+    Exactly(String),
+    /// All whose names begin like this.
+    Prefix(String),
+}
+
+impl NamePattern {
+    /// Whether it means the interface.
+    pub fn matches(&self, name: &str) -> bool {
+        match self {
+            Self::Exactly(wanted) => wanted == name,
+            Self::Prefix(prefix) => name.starts_with(prefix),
+        }
+    }
+}
+
+impl std::str::FromStr for NamePattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, pattern) = match text.strip_suffix('*') {
+            Some(prefix) => (prefix, Self::Prefix(prefix.to_owned())),
+            None => (text, Self::Exactly(text.to_owned())),
+        };
+        if is_interface_name(name) {
+            Ok(pattern)
+        } else {
+            Err("allowed are an interface's name, and the beginning of names with `*` behind it".to_owned())
+        }
+    }
+}
+
+/// Whether the kernel could have an interface of this name.
+fn is_interface_name(text: &str) -> bool {
+    !text.is_empty()
+        && text.len() < libc::IFNAMSIZ
+        && text != "."
+        && text != ".."
+        && !text.contains(|c: char| c == '/' || c == ':' || c == '*' || c.is_whitespace())
+}
+
+/// A range of ports, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRange {
+    /// The first.
+    pub first: u16,
+    /// The last.
+    pub last: u16,
+}
+
+impl PortRange {
+    /// The fewest ports that a range of sources has.
+    pub const FEWEST: u16 = 16;
+
+    /// Whether a port of another range is in it.
+    pub fn overlaps(self, other: &std::ops::RangeInclusive<u16>) -> bool {
+        self.first <= *other.end() && *other.start() <= self.last
+    }
+}
+
+impl std::str::FromStr for PortRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let allowed = || {
+            format!(
+                "allowed is FIRST-LAST, such as 10000-29999: from 1024 to 65535, {} ports or more",
+                Self::FEWEST
+            )
+        };
+        let (first, last) = text.split_once('-').ok_or_else(allowed)?;
+        let read = |text: &str| text.parse::<u16>().map_err(|_| allowed());
+        let (first, last) = (read(first)?, read(last)?);
+        if first < 1024 || last < first || last - first < Self::FEWEST - 1 {
+            return Err(allowed());
+        }
+        Ok(Self { first, last })
+    }
+}
+
+impl std::fmt::Display for PortRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,6 +454,64 @@ mod tests {
         assert_eq!(parse_horizon("0.5"), Err("allowed are 1 to 3600 (seconds)".to_owned()));
         assert!(parse_horizon("NaN").is_err());
         assert_eq!(parse_horizon("120"), Ok(Duration::from_mins(2)));
+    }
+
+    #[test]
+    fn uplinks_are_auto_none_or_names() {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let read = |given: &[&str], mode| Uplinks::from_words(&words(given), mode);
+        assert_eq!(read(&[], Mode::Balance), Ok(Uplinks::Auto));
+        assert_eq!(read(&[], Mode::Observe), Ok(Uplinks::None));
+        assert_eq!(read(&["none"], Mode::Observe), Ok(Uplinks::None));
+        assert_eq!(
+            read(&["eth0", "eth0.7"], Mode::Balance),
+            Ok(Uplinks::Named(words(&["eth0", "eth0.7"])))
+        );
+        for (given, mode, why) in [
+            (&["auto"][..], Mode::Observe, "observe mode"),
+            (&["eth0"], Mode::Observe, "observe mode"),
+            (&["eth0", "auto"], Mode::Balance, "stands alone"),
+            (&["a/b"], Mode::Balance, "no interface's name"),
+            (&["a-name-that-is-too-long"], Mode::Balance, "no interface's name"),
+        ] {
+            let refused = read(given, mode).expect_err("not allowed");
+            assert!(refused.contains(why), "{given:?}: {refused}");
+        }
+    }
+
+    #[test]
+    fn guests_are_names_or_beginnings() {
+        let pattern = |text: &str| text.parse::<NamePattern>();
+        assert!(pattern("tap0").is_ok_and(|p| p.matches("tap0") && !p.matches("tap01")));
+        assert!(pattern("tap*").is_ok_and(|p| p.matches("tap") && p.matches("tap7") && !p.matches("vtap")));
+        for text in ["", "*", "a b", "a*b", "**"] {
+            assert!(pattern(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn source_ports_are_a_range_of_some_size() {
+        let range = |text: &str| text.parse::<PortRange>();
+        assert_eq!(
+            range("10000-29999").map(|range| range.to_string()).as_deref(),
+            Ok("10000-29999")
+        );
+        assert!(range("1024-1039").is_ok());
+        for text in [
+            "",
+            "10000",
+            "1023-2000",
+            "29999-10000",
+            "1024-1038",
+            "60000-65536",
+            "-",
+            "a-b",
+        ] {
+            assert!(range(text).is_err(), "{text}");
+        }
+        let ports = PortRange { first: 100, last: 200 };
+        assert!(ports.overlaps(&(200..=300)) && ports.overlaps(&(1..=100)) && ports.overlaps(&(120..=130)));
+        assert!(!ports.overlaps(&(201..=300)) && !ports.overlaps(&(1..=99)));
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod interrupt;
 pub mod lab;
 pub mod metrics;
 pub mod model;
+mod netlink;
 pub mod node;
 pub mod observe;
 pub mod plan;

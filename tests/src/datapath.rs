@@ -81,11 +81,13 @@ impl Loaded {
                 backends: 1_024,
                 services: 256,
                 sockets: setup.sockets,
+                flows: 64,
             },
             features: feature::STATE | feature::OPT_OUT,
             log_level: 0,
             follow_connections: true,
             packets: setup.index_backends,
+            translate: false,
         };
         let mut object = load::load(&options, None)?;
         let (kernel, ring) = Kernel::take(&mut object, setup.index_backends)?;

@@ -54,6 +54,7 @@ fn kernel(frontends: u32) -> Result<(Ebpf, Kernel)> {
         backends: 512,
         services: 64,
         sockets: 64,
+        flows: 64,
     };
     let options = Options {
         mode: Mode::Observe,
@@ -62,6 +63,7 @@ fn kernel(frontends: u32) -> Result<(Ebpf, Kernel)> {
         log_level: 0,
         follow_connections: false,
         packets: false,
+        translate: false,
     };
     let mut object = load::load(&options, None)?;
     let (kernel, _) = Kernel::take(&mut object, true)?;

@@ -75,6 +75,7 @@ fn measure(mode: Mode, features: u32, log_level: u8, follow: bool) -> Result<BTr
         backends: 64,
         services: 64,
         sockets: 64,
+        flows: 64,
     };
     let options = Options {
         mode,
@@ -83,6 +84,7 @@ fn measure(mode: Mode, features: u32, log_level: u8, follow: bool) -> Result<BTr
         log_level,
         follow_connections: follow,
         packets: mode == Mode::Observe,
+        translate: false,
     };
     let object = load::load(&options, None).map_err(anyhow::Error::from)?;
     let mut wanted: Vec<&str> = load::PACKET.to_vec();

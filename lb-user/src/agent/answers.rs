@@ -18,7 +18,6 @@ use crate::{
         stickiness::Client,
     },
     compile::{Compiled, proto},
-    datapath::attach,
     model::{DesiredService, FrontendKind, Kind, ObjectName, Protocol, Scope, SetName},
     observe::{Observation, address},
     reconcile::Reconciler,
@@ -183,8 +182,11 @@ impl Shared {
             .attachments
             .names()
             .map(|name| {
-                let (program, target, hook) = match attach::interface_of(name) {
-                    Some((program, interface)) => (program.to_owned(), interface, program.replace("tc_", "tc/")),
+                let (program, target, hook) = match programs.attachments.interface_of(name) {
+                    Some((program, interface)) => {
+                        let side = program.split_once('_').map_or(program, |(_, side)| side);
+                        (program.to_owned(), interface.to_owned(), format!("tc/{side}"))
+                    }
                     None => (name.to_owned(), cgroup.clone(), format!("cgroup/{name}")),
                 };
                 let id = programs
@@ -287,6 +289,7 @@ fn weight_of(service: &Compiled, id: u32) -> u32 {
 
 impl Answers for Shared {
     fn status(&self) -> Result<StatusView, QueryError> {
+        let interfaces = lock(&self.uplinks).views();
         let programs = self.programs();
         let census = self.census.count();
         let reconciler = lock(&self.reconciler);
@@ -339,6 +342,7 @@ impl Answers for Shared {
                 repairs: sync.repairs,
             },
             programs,
+            interfaces,
             maps: reconciler
                 .usage()
                 .into_iter()

@@ -1,4 +1,4 @@
-//! Interfaces come and go: a pod's is observed from its birth on.
+//! Interfaces come and go: a pod's is observed from its birth on, and packets of a new uplink are translated from its first on.
 //!
 //! The kernel tells of each change over netlink; a timer looks besides, for what a full buffer has swallowed.
 
@@ -7,7 +7,7 @@ use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket};
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use super::state::Shared;
@@ -16,17 +16,23 @@ use crate::supervise::Liveness;
 /// How often the interfaces are looked at when the kernel tells nothing.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// Tells that a link has changed.
+/// What is told: links, addresses, and routes, which make an uplink.
+const GROUPS: u32 = (libc::RTMGRP_LINK
+    | libc::RTMGRP_IPV4_IFADDR
+    | libc::RTMGRP_IPV6_IFADDR
+    | libc::RTMGRP_IPV4_ROUTE
+    | libc::RTMGRP_IPV6_ROUTE) as u32;
+/// Changes come in bursts, such as one a route: they are looked at together.
+const GATHER: Duration = Duration::from_millis(10);
+
+/// Tells that a link, an address or a route has changed.
 struct Changes(AsyncFd<OwnedFd>);
 
 impl Changes {
     fn open() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
-        bind(
-            std::os::fd::AsRawFd::as_raw_fd(&fd),
-            &NetlinkAddr::new(0, libc::RTMGRP_LINK as u32),
-        )?;
+        bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &NetlinkAddr::new(0, GROUPS))?;
         // SAFETY: the descriptor is owned by what is registered, and closed with it.
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
         Ok(Self(fd))
@@ -38,6 +44,7 @@ impl Changes {
             return Ok(());
         };
         let mut ready = ready?;
+        sleep(GATHER).await;
         // What has changed is looked up whole: the messages themselves, and whether some were lost, do not matter.
         let mut bytes = [0; 8_192];
         loop {
@@ -63,10 +70,12 @@ pub(super) async fn follow(shared: &Arc<Shared>, liveness: &Liveness) -> Result<
     loop {
         liveness.beat();
         let state = shared.clone();
-        tokio::task::spawn_blocking(move || state.follow_interfaces())
-            .await
-            .map_err(|error| error.to_string())?
-            .map_err(|error| error.to_string())?;
+        tokio::task::spawn_blocking(move || {
+            state.follow_interfaces().map_err(|error| error.to_string())?;
+            state.follow_uplinks()
+        })
+        .await
+        .map_err(|error| error.to_string())??;
         changes
             .wait()
             .await

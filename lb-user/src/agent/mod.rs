@@ -20,6 +20,7 @@ mod numbers;
 mod probe;
 mod report;
 mod state;
+mod uplinks;
 
 use std::{
     collections::HashMap,
@@ -131,6 +132,7 @@ fn sizes(config: &Config) -> Sizes {
             .get()
             .clamp(1024, defaults.services.max(limits.frontends.get() / 2)),
         sockets: limits.sockets.get(),
+        flows: limits.flows.get(),
     }
 }
 
@@ -168,6 +170,7 @@ fn set_up(config: &Config, pins: &Pins) -> Result<(Reconciler, Programs, aya::ma
         },
         follow_connections: true,
         packets: config.interfaces.any(),
+        translate: config.translates(),
     };
     let mut object = load::load(&options, Some(pins))?;
     let (mut kernel, events) = Kernel::take(&mut object, mode == load::Mode::Observe || config.interfaces.any())?;
@@ -180,6 +183,9 @@ fn set_up(config: &Config, pins: &Pins) -> Result<(Reconciler, Programs, aya::ma
         opted_out.push(id);
     }
     kernel.opt_in_all_but(&opted_out)?;
+    kernel
+        .flows_mut()
+        .set_ports(config.snat_ports.first, config.snat_ports.last)?;
     let reconciler = Reconciler::new(Desired::new(desired_config(config)), kernel)?;
 
     let mut programs = Programs {
@@ -277,6 +283,7 @@ async fn serve(config: Config) -> Result<()> {
         facts: Mutex::new(None),
         earlier: Mutex::new(HashMap::new()),
         programs: Mutex::new(programs),
+        uplinks: Mutex::new(uplinks::Uplinks::default()),
         source: running.status.clone(),
         loops: Mutex::new(running.loops.clone()),
         readiness: Mutex::new(Readiness {
@@ -293,6 +300,10 @@ async fn serve(config: Config) -> Result<()> {
         health_ports: Mutex::new(Vec::new()),
         config,
     });
+    // Where packets are translated is translated from the first moment on; what fails here is tried again by the loop.
+    if let Err(error) = shared.follow_uplinks() {
+        tracing::error!(%error, "the interfaces could not be looked at; it is tried again");
+    }
     tracing::info!(
         mode = %shared.config.mode,
         source = %shared.config.source,

@@ -11,7 +11,7 @@ use aya::Ebpf;
 use lb_common::backend::ServiceCounters;
 use tokio::sync::Notify;
 
-use super::facts::Facts;
+use super::{facts::Facts, uplinks::Uplinks};
 use crate::{
     config::{Config, Interfaces},
     datapath::{
@@ -32,7 +32,8 @@ use crate::{
 
 /// Shared state; every lock is held for one step, never across an await.
 ///
-/// Order where several are held: `facts`, `reconciler`, `observation`; `health_ports` comes last.
+/// Order where several are held: `uplinks` first, then `programs`; or `uplinks`, `facts`, `reconciler`, `observation`;
+/// `health_ports` comes last.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: Config,
@@ -43,6 +44,7 @@ pub(super) struct Shared {
     pub(super) observation: Mutex<Observation>,
     pub(super) usable: Arc<UsableBackends>,
     pub(super) programs: Mutex<Programs>,
+    pub(super) uplinks: Mutex<Uplinks>,
     pub(super) census: Census,
     pub(super) source: Arc<source::Status>,
     pub(super) loops: Mutex<Vec<Arc<Liveness>>>,
@@ -94,7 +96,7 @@ impl Programs {
             return Ok(());
         }
         for predecessor in &self.predecessors {
-            self.attachments.adopt(predecessor, &interface_names(wanted))?;
+            self.attachments.adopt(predecessor)?;
         }
         self.attach(mode, wanted)?;
         while let Some(predecessor) = self.predecessors.last() {
@@ -177,7 +179,7 @@ impl Shared {
         }
         programs.attachments.keep_interfaces(&there);
         for (name, index) in &there {
-            if programs.attachments.observes(name, *index) {
+            if programs.attachments.observes(*index) {
                 continue;
             }
             match programs.attachments.attach_interface(&mut programs.object, name) {
@@ -255,12 +257,19 @@ impl Shared {
         let taken = lock(&self.programs).take_over(self.datapath_mode(), &self.config.interfaces);
         if let Err(error) = taken {
             tracing::error!(%error, "another version's programs could not be replaced; it is tried again");
+            return;
+        }
+        if let Err(error) = self.follow_uplinks() {
+            tracing::error!(%error, "the interfaces could not be looked at; it is tried again");
         }
     }
 
     /// Checks the links and attaches what is lost; before the take-over there is nothing of ours to check.
     pub(super) fn repair_links(&self) -> Result<Vec<String>, AttachError> {
         self.follow_interfaces()?;
+        if let Err(error) = self.follow_uplinks() {
+            tracing::error!(%error, "the interfaces could not be looked at; it is tried again");
+        }
         let synced = lock(&self.reconciler).is_synced();
         let mut programs = lock(&self.programs);
         let programs = &mut *programs;

@@ -11,8 +11,8 @@ use clap::{Args, ValueEnum};
 
 use super::{Failure, Found};
 use crate::config::{
-    self, Config, Interfaces, Limits, LogFormat, LogLevel, Mode, NodePortAddresses, SourceSpec, parse_horizon,
-    parse_metrics_address, parse_nodeport_addresses, parse_pin_name,
+    self, Config, Interfaces, Limits, LogFormat, LogLevel, Mode, NamePattern, NodePortAddresses, PortRange, SourceSpec,
+    Uplinks, parse_horizon, parse_metrics_address, parse_nodeport_addresses, parse_pin_name,
 };
 
 /// Run the agent: keep the kernel in step with the source, and watch
@@ -20,6 +20,7 @@ use crate::config::{
 #[command(after_help = "Examples:\n  \
     evenkeel agent --source dir:/etc/evenkeel/manifests\n  \
     evenkeel agent --source kube --mode observe --interface eth0\n  \
+    evenkeel agent --source kube --uplink eth0,eth0.7 --guest-interface 'tap*'\n  \
     EVENKEEL_SOURCE=kube EVENKEEL_METRICS_ADDRESS=0.0.0.0:9975 evenkeel agent")]
 pub(super) struct AgentArgs {
     /// Where Services and EndpointSlices come from: dir:PATH (a folder of manifests, watched) or kube (the API server)
@@ -61,6 +62,34 @@ pub(super) struct AgentArgs {
         value_delimiter = ','
     )]
     interfaces: Vec<String>,
+    /// Interfaces that lead out of the node, where packets from outside are translated: `auto`, `none`, or names (repeatable). By
+    /// default auto in balance mode: those that are up, no port of a bridge or bond, and carry an address of the node or a default
+    /// route, or are tunnels with an address; none in observe mode, which translates nothing
+    #[arg(
+        long = "uplink",
+        env = "EVENKEEL_UPLINK",
+        value_name = "auto|none|NAME",
+        value_delimiter = ','
+    )]
+    uplinks: Vec<String>,
+    /// Interfaces with guests of their own kernel behind them, such as virtual machines, whose packets are translated like those of
+    /// this node's own clients: names, or beginnings of names with `*` behind them (repeatable)
+    #[arg(
+        long = "guest-interface",
+        env = "EVENKEEL_GUEST_INTERFACE",
+        value_name = "NAME|PREFIX*",
+        value_delimiter = ','
+    )]
+    guests: Vec<NamePattern>,
+    /// The node's own source ports towards backends on other nodes; they should lie outside of net.ipv4.ip_local_port_range and of
+    /// the node ports
+    #[arg(
+        long,
+        env = "EVENKEEL_SNAT_PORTS",
+        value_name = "FIRST-LAST",
+        default_value_t = PortRange { first: lb_common::flow::FIRST_PORT, last: lb_common::flow::LAST_PORT }
+    )]
+    snat_ports: PortRange,
     /// A cgroup whose sockets keep the addresses that they dial (repeatable)
     #[arg(
         long = "opt-out-cgroup",
@@ -106,6 +135,10 @@ pub(super) struct AgentArgs {
     #[arg(long, env = "EVENKEEL_MAX_SOCKETS", value_name = "N", default_value_t = entries(lb_common::maps::MAX_SOCKETS),
           value_parser = parse_entries)]
     max_sockets: NonZeroU32,
+    /// Flows of translated packets that fit into the kernel's maps (some 400 bytes each)
+    #[arg(long, env = "EVENKEEL_MAX_FLOWS", value_name = "N", default_value_t = entries(lb_common::maps::MAX_FLOWS),
+          value_parser = parse_entries)]
+    max_flows: NonZeroU32,
     /// Give every backend its own metric series
     #[arg(long, env = "EVENKEEL_BACKEND_METRICS")]
     backend_metrics: bool,
@@ -191,6 +224,13 @@ impl AgentArgs {
         };
         let interfaces = Interfaces::from_words(&self.interfaces, mode)
             .map_err(|error| Failure::Usage(format!("--interface: {error}")))?;
+        let uplinks =
+            Uplinks::from_words(&self.uplinks, mode).map_err(|error| Failure::Usage(format!("--uplink: {error}")))?;
+        if mode == Mode::Observe && !self.guests.is_empty() {
+            return Err(Failure::Usage(
+                "--guest-interface: observe mode translates nothing; leave the flag out".to_owned(),
+            ));
+        }
         Ok(Config {
             source: self.source,
             mode,
@@ -201,6 +241,9 @@ impl AgentArgs {
             nodeport_addresses: self.nodeport_addresses,
             node_addresses: self.node_addresses,
             interfaces,
+            uplinks,
+            guests: self.guests,
+            snat_ports: self.snat_ports,
             opt_out_cgroups: self.opt_out_cgroups,
             metrics_address: self.metrics_address.0,
             socket,
@@ -215,6 +258,7 @@ impl AgentArgs {
                 frontends: self.max_frontends,
                 backends: self.max_backends,
                 sockets: self.max_sockets,
+                flows: self.max_flows,
             },
             backend_metrics: self.backend_metrics,
         })

@@ -139,6 +139,10 @@ pub(super) fn text(view: &StatusView, output: Output) -> String {
     );
     out.push('\n');
     out.push_str(&programs(view).render(output.headers, output.color));
+    if !view.interfaces.is_empty() {
+        out.push('\n');
+        out.push_str(&interfaces(view).render(output.headers, output.color));
+    }
     out.push('\n');
     out.push_str(&maps(view).render(output.headers, output.color));
     if !view.problems.is_empty() {
@@ -185,6 +189,23 @@ fn programs(view: &StatusView) -> Grid {
                 attached.to_owned(),
                 program.link_id.map_or_else(String::new, |id| id.to_string()),
             ],
+        );
+    }
+    grid
+}
+
+fn interfaces(view: &StatusView) -> Grid {
+    let mut grid = Grid::new(&["INTERFACE", "SIDE", "ADDRESSES", "WHY"]);
+    for interface in &view.interfaces {
+        let addresses: Vec<String> = interface.addresses.iter().map(ToString::to_string).collect();
+        let (tone, why) = match (&interface.problem, &interface.reason) {
+            (Some(problem), _) => (Tone::Bad, problem.as_str()),
+            (None, reason) => (Tone::Plain, reason.as_deref().unwrap_or_default()),
+        };
+        let side = interface.side.to_string();
+        grid.row(
+            tone,
+            [interface.name.clone(), side, addresses.join(", "), why.to_owned()],
         );
     }
     grid

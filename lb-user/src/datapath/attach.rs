@@ -1,6 +1,9 @@
 //! Attaching programs: cgroup links and TCX links that are pinned, and netlink filters on kernels before 6.6.
 //!
-//! A pinned link is never replaced: its program is swapped in one step, so that no connection passes between two agents.
+//! Programs of interfaces are attached in `packet`; which interfaces those are is decided elsewhere. A pinned link is never
+//! replaced: its program is swapped in one step, so that no connection passes between two agents.
+
+mod packet;
 
 use std::{
     collections::BTreeMap,
@@ -16,15 +19,16 @@ use std::{
 use aya::{
     Ebpf,
     programs::{
-        CgroupAttachMode, LinkOrder, Program, ProgramError, SchedClassifier, TcAttachType,
+        CgroupAttachMode, Program, ProgramError,
         links::{FdLink, LinkError},
-        tc::{self, NlOptions, TcAttachOptions, TcError},
     },
 };
 use thiserror::Error;
 
+use self::packet::Carried;
+pub use self::packet::{Layer, has_tcx, interfaces, remove_filters};
 use super::{
-    load::{FOLLOWING, LoadError, Mode, PACKET, REWRITING},
+    load::{FOLLOWING, LoadError, Mode, REWRITING},
     pins::Pins,
     syscall,
 };
@@ -45,7 +49,7 @@ pub enum AttachError {
     Attach {
         /// The program.
         program: &'static str,
-        /// The cgroup or interface.
+        /// The cgroup.
         target: String,
         /// The cause.
         source: ProgramError,
@@ -58,6 +62,26 @@ pub enum AttachError {
         /// The cause.
         source: nix::Error,
     },
+    /// The kernel refuses a program at an interface.
+    #[error("cannot attach {program} to interface {interface}: {source}")]
+    Hook {
+        /// The program.
+        program: &'static str,
+        /// The interface's name.
+        interface: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// What is attached to an interface cannot be listed or removed.
+    #[error("cannot {operation} the programs of interface {interface}: {source}")]
+    Filters {
+        /// `list` or `remove`.
+        operation: &'static str,
+        /// The interface's name.
+        interface: String,
+        /// The cause.
+        source: io::Error,
+    },
     /// The list of interfaces.
     #[error("cannot list the interfaces of this network namespace: {0}")]
     List(nix::Error),
@@ -67,7 +91,7 @@ pub enum AttachError {
         /// The interface.
         interface: String,
         /// The cause.
-        source: TcError,
+        source: io::Error,
     },
     /// The pin.
     #[error("cannot pin link {link}: {reason}")]
@@ -98,14 +122,13 @@ pub enum AttachError {
     Object(#[from] LoadError),
 }
 
-/// A filter's priority where TC has no links: behind nobody else's default, and easy to recognise.
-const PRIORITY: u16 = 0xe1;
-
 /// One attachment.
 #[derive(Debug)]
 enum Held {
     /// A link that is held by its descriptor alone.
     Link(#[expect(dead_code, reason = "held so that the kernel keeps the link")] FdLink),
+    /// A link of an interface that is held by its descriptor alone.
+    Tcx(#[expect(dead_code, reason = "held so that the kernel keeps the link")] OwnedFd),
     /// A pinned link.
     Pinned,
     /// A netlink filter, which nothing holds; kept for its removal.
@@ -119,8 +142,8 @@ pub struct Attachments {
     cgroup_fd: File,
     pins: Option<Pins>,
     held: BTreeMap<String, Held>,
-    /// Observed interfaces, by name and index.
-    interfaces: Vec<(String, u32)>,
+    /// Interfaces with programs of ours, by index.
+    interfaces: BTreeMap<u32, Carried>,
 }
 
 /// What became of one link at an attach or check.
@@ -149,7 +172,7 @@ impl Attachments {
             cgroup_fd,
             pins,
             held: BTreeMap::new(),
-            interfaces: Vec::new(),
+            interfaces: BTreeMap::new(),
         })
     }
 
@@ -256,7 +279,7 @@ impl Attachments {
             source,
         };
         let info = syscall::link_info(link.as_fd()).map_err(failed)?;
-        if info.target == target {
+        if info.target == target && packet::is_here(info) {
             let ours = program.info().map_err(|e| failed(io::Error::other(e)))?.id();
             let done = if info.program_id == ours {
                 Done::InPlace
@@ -307,94 +330,6 @@ impl Attachments {
         Ok(())
     }
 
-    /// Moves another version's pinned links to our pins, where we have none, so that the next attach swaps their programs.
-    ///
-    /// Links that this version does not use stay where they are.
-    ///
-    /// # Errors
-    /// When a pin cannot be moved.
-    pub fn adopt(&mut self, other: &Pins, interfaces: &[String]) -> Result<(), AttachError> {
-        let Some(pins) = &self.pins else { return Ok(()) };
-        let failed = |source| AttachError::Predecessor {
-            folder: other.folder(),
-            source,
-        };
-        let packet = |link: &str| {
-            PACKET
-                .iter()
-                .filter_map(|program| link.strip_prefix(program)?.strip_prefix('-'))
-                .any(|interface| interfaces.iter().any(|ours| pin_word(ours) == interface))
-        };
-        for link in other.links().map_err(failed)? {
-            let used = FOLLOWING.contains(&&*link) || REWRITING.contains(&&*link) || packet(&link);
-            if used && !pins.link(&link).exists() {
-                std::fs::rename(other.link(&link), pins.link(&link)).map_err(failed)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Attaches the packet programs to an interface.
-    ///
-    /// # Errors
-    /// When the interface does not exist, or the kernel refuses.
-    ///
-    /// # Kernel
-    /// TCX links from 6.6; below, filters on the clsact qdisc, which outlive the agent until `cleanup`.
-    pub fn attach_interface(&mut self, object: &mut Ebpf, interface: &str) -> Result<Vec<(String, Done)>, AttachError> {
-        let mut done = Vec::new();
-        let index = nix::net::if_::if_nametoindex(interface).map_err(|source| AttachError::Interface {
-            interface: interface.to_owned(),
-            source,
-        })?;
-        for (name, direction) in [
-            ("tc_ingress", TcAttachType::Ingress),
-            ("tc_egress", TcAttachType::Egress),
-        ] {
-            let link_name = packet_link(name, interface);
-            let program = object.program_mut(name).ok_or(LoadError::Missing(name))?;
-            if let Some(known) = self.swap(program, &link_name, syscall::Target::Interface(index))? {
-                done.push((link_name, known));
-                continue;
-            }
-            let Program::SchedClassifier(program) = program else {
-                return Err(LoadError::Missing(name).into());
-            };
-            if has_tcx() {
-                let link = attach_tcx(program, name, interface, direction)?;
-                self.hold(&link_name, link)?;
-            } else {
-                attach_filter(program, name, interface, direction)?;
-                self.held.insert(link_name.clone(), Held::Filter);
-            }
-            done.push((link_name, Done::Attached));
-        }
-        self.interfaces.retain(|(name, _)| name != interface);
-        self.interfaces.push((interface.to_owned(), index));
-        Ok(done)
-    }
-
-    /// Whether the packet programs are on an interface.
-    pub fn observes(&self, interface: &str, index: u32) -> bool {
-        self.interfaces
-            .iter()
-            .any(|(name, known)| (name.as_str(), *known) == (interface, index))
-    }
-
-    /// Forgets interfaces that are no longer there; their links went with them.
-    pub fn keep_interfaces(&mut self, there: &[(String, u32)]) {
-        for (interface, _) in self.interfaces.extract_if(.., |known| !there.contains(known)) {
-            for program in PACKET {
-                let link = packet_link(program, &interface);
-                self.held.remove(&link);
-                if let Some(pins) = &self.pins {
-                    // The pin of a link whose interface has gone holds nothing.
-                    let _gone = std::fs::remove_file(pins.link(&link));
-                }
-            }
-        }
-    }
-
     /// Checks every link of the mode, and attaches again what is gone. Returns the links that were repaired.
     ///
     /// # Errors
@@ -407,16 +342,8 @@ impl Attachments {
                     repaired.push(name);
                 }
             }
-            if has_tcx() {
-                for (interface, _) in self.interfaces.clone() {
-                    for (name, done) in self.attach_interface(object, &interface)? {
-                        if done != Done::InPlace {
-                            repaired.push(name);
-                        }
-                    }
-                }
-            }
         }
+        repaired.extend(self.repair_interfaces(object));
         Ok(repaired)
     }
 
@@ -429,7 +356,7 @@ impl Attachments {
     pub fn pin(&self, name: &str) -> Option<PathBuf> {
         match self.held.get(name)? {
             Held::Pinned => self.pins.as_ref().map(|pins| pins.link(name)),
-            Held::Link(_) | Held::Filter => None,
+            Held::Link(_) | Held::Tcx(_) | Held::Filter => None,
         }
     }
 
@@ -438,6 +365,8 @@ impl Attachments {
         let pins = self.pins.as_ref()?;
         Some(if lb_common::maps::SOCKET_MAPS.contains(&map) {
             pins.socket_map(map)
+        } else if lb_common::maps::FLOW_MAPS.contains(&map) {
+            pins.flow_map(map)
         } else {
             pins.map(map)
         })
@@ -447,7 +376,8 @@ impl Attachments {
     pub fn is_attached(&self, name: &str) -> bool {
         match self.held.get(name) {
             None => false,
-            Some(Held::Link(_) | Held::Filter) => true,
+            Some(Held::Link(_) | Held::Tcx(_)) => true,
+            Some(Held::Filter) => self.filter_is_there(name),
             Some(Held::Pinned) => {
                 let Some(pins) = &self.pins else { return false };
                 syscall::object_get(&pins.link(name))
@@ -462,136 +392,15 @@ impl Attachments {
     /// Detaches everything, pins included.
     ///
     /// # Errors
-    /// When a pin cannot be removed.
+    /// When something cannot be removed.
     pub fn detach_all(&mut self) -> Result<(), AttachError> {
+        for index in self.interfaces.keys().copied().collect::<Vec<u32>>() {
+            self.detach_interface(index)?;
+        }
         let names: Vec<String> = self.held.keys().cloned().collect();
         for name in names {
             self.detach(&name)?;
         }
-        for (interface, _) in std::mem::take(&mut self.interfaces) {
-            if !has_tcx() {
-                remove_filters(&interface);
-            }
-        }
         Ok(())
     }
-}
-
-/// The name of a packet program's link.
-fn packet_link(program: &str, interface: &str) -> String {
-    format!("{program}-{}", pin_word(interface))
-}
-
-/// An interface's name as a word of a pin's name: a BPF file system refuses dots, and an interface's name has no colon.
-fn pin_word(interface: &str) -> String {
-    interface.replace('.', ":")
-}
-
-/// The interface of a packet program's link, by the link's name.
-pub fn interface_of(link: &str) -> Option<(&'static str, String)> {
-    PACKET.iter().find_map(|program| {
-        Some((
-            *program,
-            link.strip_prefix(program)?.strip_prefix('-')?.replace(':', "."),
-        ))
-    })
-}
-
-/// The interfaces of this network namespace, by name and index.
-///
-/// # Errors
-/// When the kernel does not tell.
-pub fn interfaces() -> Result<Vec<(String, u32)>, AttachError> {
-    let all = nix::net::if_::if_nameindex().map_err(AttachError::List)?;
-    Ok(all
-        .iter()
-        .map(|interface| (interface.name().to_string_lossy().into_owned(), interface.index()))
-        .collect())
-}
-
-fn attach_tcx(
-    program: &mut SchedClassifier,
-    name: &'static str,
-    interface: &str,
-    direction: TcAttachType,
-) -> Result<FdLink, AttachError> {
-    let refused = |source| AttachError::Attach {
-        program: name,
-        target: format!("interface {interface}"),
-        source,
-    };
-    let options = TcAttachOptions::TcxOrder(LinkOrder::default());
-    let id = program
-        .attach_with_options(interface, direction, options)
-        .map_err(refused)?;
-    let link = program.take_link(id).map_err(refused)?;
-    FdLink::try_from(link).map_err(|error| AttachError::Pin {
-        link: packet_link(name, interface),
-        reason: error.to_string(),
-    })
-}
-
-fn attach_filter(
-    program: &mut SchedClassifier,
-    name: &'static str,
-    interface: &str,
-    direction: TcAttachType,
-) -> Result<(), AttachError> {
-    // An earlier agent, or somebody else, may have added it.
-    let there =
-        |error: &TcError| matches!(error, TcError::AlreadyAttached) || netlink_errno(error) == Some(libc::EEXIST);
-    if let Err(source) = tc::qdisc_add_clsact(interface)
-        && !there(&source)
-    {
-        return Err(AttachError::Qdisc {
-            interface: interface.to_owned(),
-            source,
-        });
-    }
-    // The same priority and handle replace the filter of an earlier agent in one step.
-    let refused = |source| AttachError::Attach {
-        program: name,
-        target: format!("interface {interface}"),
-        source,
-    };
-    let _ = tc::qdisc_detach_program(interface, direction, name);
-    let options = TcAttachOptions::Netlink(NlOptions {
-        priority: PRIORITY,
-        handle: tc::TcHandle::new(0, 1),
-        classid: None,
-    });
-    let id = program
-        .attach_with_options(interface, direction, options)
-        .map_err(refused)?;
-    // Dropping a netlink link removes its filter; it must outlive this process as a pinned link would.
-    let link = program.take_link(id).map_err(refused)?;
-    std::mem::forget(link);
-    Ok(())
-}
-
-/// Removes the filters that [`Attachments::attach_interface`] leaves on kernels before 6.6.
-pub fn remove_filters(interface: &str) {
-    for (name, direction) in [
-        ("tc_ingress", TcAttachType::Ingress),
-        ("tc_egress", TcAttachType::Egress),
-    ] {
-        let _ = tc::qdisc_detach_program(interface, direction, name);
-    }
-}
-
-fn has_tcx() -> bool {
-    use aya::util::KernelVersion;
-    KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(6, 6, 0))
-}
-
-/// The errno behind a netlink error.
-fn netlink_errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
-    let mut error = Some(error);
-    while let Some(cause) = error {
-        if let Some(io) = cause.downcast_ref::<io::Error>() {
-            return io.raw_os_error();
-        }
-        error = cause.source();
-    }
-    None
 }

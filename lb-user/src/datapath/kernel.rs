@@ -21,6 +21,7 @@ use lb_common::{
 use thiserror::Error;
 
 use super::{
+    flows::Flows,
     index::{BackendIndex, backend_key},
     load::LoadError,
     sources::Sources,
@@ -104,6 +105,7 @@ pub struct Kernel {
     dials: HashMap<MapData, FrontendKey, u64>,
     passages: HashMap<MapData, FrontendKey, Passage>,
     counters: PerCpuArray<MapData, u64>,
+    flows: Flows,
     index: Option<BackendIndex>,
 }
 
@@ -123,7 +125,7 @@ impl Kernel {
     pub fn take(object: &mut Ebpf, index_backends: bool) -> Result<(Self, RingBuf<MapData>), LoadError> {
         let mut facts = BTreeMap::new();
         let all = names::STATE_MAPS.into_iter().chain(names::SOCKET_MAPS);
-        for name in all.chain(names::PASSING_MAPS) {
+        for name in all.chain(names::FLOW_MAPS).chain(names::PASSING_MAPS) {
             facts.insert(name, facts_of(object, name)?);
         }
         let events = RingBuf::try_from(take(object, names::EVENTS)?).map_err(map_error(names::EVENTS))?;
@@ -146,6 +148,7 @@ impl Kernel {
             dials: hash(object, names::DIALS)?,
             passages: hash(object, names::PASSAGES)?,
             counters: PerCpuArray::try_from(take(object, names::COUNTERS)?).map_err(map_error(names::COUNTERS))?,
+            flows: Flows::take(object)?,
             index: None,
             facts,
         };
@@ -523,9 +526,19 @@ impl Kernel {
             names::DIALS => self.dials.keys().flatten().count(),
             names::PASSAGES => self.passages.keys().flatten().count(),
             names::BACKEND_INDEX => self.index.as_ref()?.len(),
-            _ => return None,
+            _ => return self.flows.count_entries(map),
         };
         Some(count as u64)
+    }
+
+    /// The maps of translated packets.
+    pub fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    /// The maps of translated packets, to be written.
+    pub fn flows_mut(&mut self) -> &mut Flows {
+        &mut self.flows
     }
 
     /// What the kernel says of each map, by name.
@@ -666,7 +679,7 @@ pub(super) fn read_error(map: &'static str) -> impl Fn(MapError) -> MapsError {
     }
 }
 
-fn window_error(map: &'static str) -> impl Fn(WindowError) -> MapsError {
+pub(super) fn window_error(map: &'static str) -> impl Fn(WindowError) -> MapsError {
     move |source| MapsError::Window { map, source }
 }
 
@@ -678,7 +691,10 @@ fn take(object: &mut Ebpf, name: &'static str) -> Result<Map, LoadError> {
     object.take_map(name).ok_or(LoadError::Missing(name))
 }
 
-fn hash<K: aya::Pod, V: aya::Pod>(object: &mut Ebpf, name: &'static str) -> Result<HashMap<MapData, K, V>, LoadError> {
+pub(super) fn hash<K: aya::Pod, V: aya::Pod>(
+    object: &mut Ebpf,
+    name: &'static str,
+) -> Result<HashMap<MapData, K, V>, LoadError> {
     // aya compares the sizes of key and value.
     HashMap::try_from(take(object, name)?).map_err(map_error(name))
 }
@@ -717,7 +733,7 @@ fn memory_of(map: BorrowedFd<'_>) -> Option<u64> {
     line.trim().parse().ok()
 }
 
-fn array<T: aya::Pod>(object: &mut Ebpf, name: &'static str) -> Result<Array<T>, LoadError> {
+pub(super) fn array<T: aya::Pod>(object: &mut Ebpf, name: &'static str) -> Result<Array<T>, LoadError> {
     let Map::Array(data) = take(object, name)? else {
         return Err(LoadError::Layout {
             name,

@@ -32,6 +32,8 @@ pub struct Sizes {
     pub services: u32,
     /// Sockets with state, of each kind.
     pub sockets: u32,
+    /// Flows of packets that are translated, where any are.
+    pub flows: u32,
 }
 
 impl Default for Sizes {
@@ -44,6 +46,7 @@ impl Default for Sizes {
             backends: names::MAX_BACKENDS,
             services: names::MAX_SERVICES,
             sockets: names::MAX_SOCKETS,
+            flows: names::MAX_FLOWS,
         }
     }
 }
@@ -72,6 +75,8 @@ pub struct Options {
     pub follow_connections: bool,
     /// Whether interfaces are observed: then packets tell the backend of a followed socket.
     pub packets: bool,
+    /// Whether packets of clients without a socket here are translated: balance mode alone does that.
+    pub translate: bool,
 }
 
 /// Why the object could not be loaded.
@@ -114,6 +119,9 @@ pub enum LoadError {
     /// The backends of an earlier agent could not be read, or not be indexed.
     #[error("cannot index the backends: {0}")]
     Index(#[from] super::kernel::MapsError),
+    /// What the packet programs know of the node cannot be written.
+    #[error("cannot write the settings: {0}")]
+    Settings(#[source] super::kernel::MapsError),
     /// A pinned map does not fit.
     #[error(
         "the pinned map {name} has {found} where {wanted} is wanted; `evenkeel cleanup` removes it (connections lose their state)"
@@ -160,8 +168,17 @@ pub const FOLLOWING: [&str; 2] = ["sock_ops", "sock_release"];
 /// The packet programs, by name.
 pub const PACKET: [&str; 2] = ["tc_ingress", "tc_egress"];
 
+/// The programs that translate packets behind an Ethernet header, by name: where they come in, and where they leave.
+pub const TRANSLATING: [&str; 2] = ["lb_ingress", "lb_egress"];
+
+/// The programs that translate packets on interfaces without a link header.
+pub const TRANSLATING_RAW: [&str; 2] = ["raw_ingress", "raw_egress"];
+
 /// The size of a map that the options have no use for.
 const UNUSED_ENTRIES: u32 = 64;
+
+/// The flag of `bpf_l4_csum_replace`, on kernels that have it.
+const BPF_F_IPV6: u32 = 0x80;
 
 /// Creates the maps, or opens those that are pinned, and loads the programs of the mode.
 ///
@@ -171,7 +188,8 @@ const UNUSED_ENTRIES: u32 = 64;
 /// # Kernel
 /// 6.1; `bpf_set_retval` in the address hooks came with 5.18.
 pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
-    let offsets = btf::sock_offsets();
+    let facts = btf::kernel_facts();
+    let translate = options.translate && options.mode == Mode::Balance;
     let mut features = options.features;
     if options.mode == Mode::Observe {
         features |= names::feature::OBSERVE;
@@ -190,14 +208,21 @@ pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
     } else {
         UNUSED_ENTRIES
     };
+    let (flows, fragments) = if translate {
+        (options.sizes.flows, names::MAX_FRAGMENTS)
+    } else {
+        (UNUSED_ENTRIES, UNUSED_ENTRIES)
+    };
+    let csum_ipv6_flag = if facts.csum_ipv6 { BPF_F_IPV6 } else { 0 };
     let mut loader = EbpfLoader::new();
     let sizes = options.sizes;
     loader
         .override_global(names::FEATURES, &features, true)
-        .override_global(names::SK_ERR_OFFSET, &offsets.error, true)
-        .override_global("SK_DST_OFFSET", &offsets.route, true)
-        .override_global("SK_COOKIE_OFFSET", &offsets.cookie, true)
-        .override_global("MPTCP_FIRST_OFFSET", &offsets.first_subflow, true)
+        .override_global(names::SK_ERR_OFFSET, &facts.error, true)
+        .override_global("SK_DST_OFFSET", &facts.route, true)
+        .override_global("SK_COOKIE_OFFSET", &facts.cookie, true)
+        .override_global("MPTCP_FIRST_OFFSET", &facts.first_subflow, true)
+        .override_global(names::CSUM_IPV6_FLAG, &csum_ipv6_flag, false)
         .override_global(aya_log::LEVEL, &options.log_level, true)
         .verifier_log_level(VerifierLogLevel::DEBUG | VerifierLogLevel::STATS)
         .map_max_entries(names::FRONTENDS, sizes.frontends)
@@ -212,7 +237,10 @@ pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
         .map_max_entries(names::SERVICE_STATS, sizes.services)
         .map_max_entries(names::SOCKETS, sizes.sockets)
         .map_max_entries(names::UDP_REVERSE, sizes.sockets)
-        .map_max_entries(names::UDP_SOCKETS, sizes.sockets);
+        .map_max_entries(names::UDP_SOCKETS, sizes.sockets)
+        .map_max_entries(names::FLOWS, flows)
+        .map_max_entries(names::TUPLES, flows.saturating_mul(names::TUPLES_PER_FLOW))
+        .map_max_entries(names::FRAGMENTS, fragments);
     if let Some(pins) = pins {
         pins.create().map_err(|(path, source)| LoadError::PinFolder {
             path: path.display().to_string(),
@@ -223,6 +251,18 @@ pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
         }
         for name in names::SOCKET_MAPS {
             loader.map_pin_path(name, pins.socket_map(name));
+        }
+        if translate {
+            for name in names::FLOW_MAPS {
+                loader.map_pin_path(name, pins.flow_map(name));
+            }
+        } else {
+            // A table in the size of one that nobody uses must not be what the next agent finds; programs that still run
+            // keep theirs until they are detached.
+            pins.remove_flows().map_err(|source| LoadError::PinFolder {
+                path: pins.flow_folder().display().to_string(),
+                source,
+            })?;
         }
     }
     let mut object = loader.load(OBJECT)?;
@@ -235,14 +275,21 @@ pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
         wanted.extend(FOLLOWING);
     }
     wanted.extend(PACKET);
+    if translate {
+        wanted.extend(TRANSLATING);
+    }
     for name in wanted {
         load_program(&mut object, name)?;
     }
     Ok(object)
 }
 
-fn load_program(object: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
+/// Loads a program, unless it is.
+pub(super) fn load_program(object: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
     let program = object.program_mut(name).ok_or(LoadError::Missing(name))?;
+    if program.fd().is_ok() {
+        return Ok(());
+    }
     let result = match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::SockOps(program) => program.load(),

@@ -6,6 +6,8 @@ pub mod attach;
 pub mod btf;
 pub mod census;
 pub mod fake;
+pub mod filters;
+pub mod flows;
 mod index;
 pub mod kernel;
 pub mod load;

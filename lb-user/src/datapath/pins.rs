@@ -1,14 +1,14 @@
 //! Where links and maps are pinned, and the lock that keeps a second agent out.
 //!
-//! `<bpffs>/<name>/<abi>/` holds maps and links of one ABI, `<bpffs>/<name>/sockets-<version>/` the per-socket maps,
-//! which are carried across ABIs.
+//! `<bpffs>/<name>/<abi>/` holds maps and links of one ABI, `<bpffs>/<name>/sockets-<version>/` the per-socket maps and
+//! `<bpffs>/<name>/flows-<version>/` the flows of packets, both of which are carried across ABIs.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-use lb_common::abi::{ABI_VERSION, SOCKET_VERSION};
+use lb_common::abi::{ABI_VERSION, FLOW_VERSION, SOCKET_VERSION};
 
 /// The folders of one installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +46,11 @@ impl Pins {
         self.root.join(format!("sockets-{SOCKET_VERSION}"))
     }
 
+    /// The folder of the flows of packets.
+    pub fn flow_folder(&self) -> PathBuf {
+        self.root.join(format!("flows-{FLOW_VERSION}"))
+    }
+
     /// Path of a map.
     pub fn map(&self, name: &str) -> PathBuf {
         self.folder().join(name)
@@ -54,6 +59,11 @@ impl Pins {
     /// Path of a per-socket map.
     pub fn socket_map(&self, name: &str) -> PathBuf {
         self.socket_folder().join(name)
+    }
+
+    /// Path of a map of flows.
+    pub fn flow_map(&self, name: &str) -> PathBuf {
+        self.flow_folder().join(name)
     }
 
     /// Path of a link; the prefix keeps links apart from maps.
@@ -66,7 +76,7 @@ impl Pins {
     /// # Errors
     /// The folder that could not be made, and why.
     pub fn create(&self) -> Result<(), (PathBuf, io::Error)> {
-        for folder in [self.folder(), self.socket_folder()] {
+        for folder in [self.folder(), self.socket_folder(), self.flow_folder()] {
             fs::create_dir_all(&folder).map_err(|error| (folder.clone(), error))?;
         }
         Ok(())
@@ -132,6 +142,14 @@ impl Pins {
             fs::remove_file(self.link(&link))?;
         }
         remove_flat_folder(&self.folder())
+    }
+
+    /// Removes the pins of the flows; their folder goes too.
+    ///
+    /// # Errors
+    /// When something cannot be removed.
+    pub fn remove_flows(&self) -> io::Result<()> {
+        remove_flat_folder(&self.flow_folder())
     }
 
     /// Removes everything of this installation, of every ABI. Returns how many pins were removed.

@@ -131,7 +131,7 @@ pub struct Window<T> {
 }
 
 impl<T: aya::Pod> Window<T> {
-    fn element(&self, index: u32) -> *mut T {
+    pub(super) fn element(&self, index: u32) -> *mut T {
         assert!(index < self.count, "a window is read and written within its bounds");
         // SAFETY: within the mapping, by the assertion and the window's construction.
         unsafe {

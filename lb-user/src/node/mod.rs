@@ -7,7 +7,7 @@
 pub mod inventory;
 pub mod ipvs;
 mod legacy;
-mod netlink;
+pub mod links;
 pub mod nftables;
 pub mod owners;
 pub mod proxy;

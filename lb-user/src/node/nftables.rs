@@ -14,8 +14,10 @@ use std::{
 pub use rule::{Dnat, Rule, Target};
 pub(super) use rule::{address, iptables_dnat};
 
-use super::netlink::{ask, attribute, attributes, broken, dump, number, push_text, text};
-use crate::model::Protocol;
+use crate::{
+    model::Protocol,
+    netlink::{Part, ask, attribute, attributes, broken, dump, number, push_text, text},
+};
 
 /// A chain, and the table it is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,7 +92,7 @@ const FAMILY_HEADER: usize = 4;
 
 /// The number of the last change to any rule, set or chain of this network namespace; packets change nothing of it.
 pub fn generation() -> io::Result<u32> {
-    ask(GETGEN, &[0; FAMILY_HEADER], |kind, payload| {
+    ask(Part::Netfilter, GETGEN, &[0; FAMILY_HEADER], |kind, payload| {
         let list = payload.get(FAMILY_HEADER..)?;
         (kind == NEWGEN).then(|| number(list, GENERATION))?
     })
@@ -98,19 +100,25 @@ pub fn generation() -> io::Result<u32> {
 
 /// Lists the chains of all families.
 pub fn chains() -> io::Result<Vec<Chain>> {
-    dump(GETCHAIN, &[0; FAMILY_HEADER], Vec::new, |chains, kind, payload| {
-        if kind == NEWCHAIN {
-            chains.extend(chain(payload)?);
-        }
-        Ok(())
-    })
+    dump(
+        Part::Netfilter,
+        GETCHAIN,
+        &[0; FAMILY_HEADER],
+        Vec::new,
+        |chains, kind, payload| {
+            if kind == NEWCHAIN {
+                chains.extend(chain(payload)?);
+            }
+            Ok(())
+        },
+    )
 }
 
 /// Lists the rules of one table, in each chain's order.
 pub fn rules(family: u8, table: &str) -> io::Result<Vec<Rule>> {
     let mut body = vec![family, 0, 0, 0];
     push_text(&mut body, RULE_TABLE, table);
-    dump(GETRULE, &body, Vec::new, |rules, kind, payload| {
+    dump(Part::Netfilter, GETRULE, &body, Vec::new, |rules, kind, payload| {
         if kind == NEWRULE {
             let list = payload.get(FAMILY_HEADER..).ok_or_else(broken)?;
             // Kernels before the filter was known to them send all tables' rules.
@@ -128,7 +136,7 @@ pub fn rules(family: u8, table: &str) -> io::Result<Vec<Rule>> {
 pub fn sets(family: u8, table: &str) -> io::Result<Vec<Set>> {
     let mut body = vec![family, 0, 0, 0];
     push_text(&mut body, SET_TABLE, table);
-    dump(GETSET, &body, Vec::new, |sets, kind, payload| {
+    dump(Part::Netfilter, GETSET, &body, Vec::new, |sets, kind, payload| {
         if kind == NEWSET {
             sets.extend(set(payload)?);
         }
@@ -141,14 +149,20 @@ pub fn verdicts(family: u8, table: &str, map: &str) -> io::Result<Vec<Mapped>> {
     let mut body = vec![family, 0, 0, 0];
     push_text(&mut body, ELEMENTS_TABLE, table);
     push_text(&mut body, ELEMENTS_SET, map);
-    dump(GETSETELEM, &body, Vec::new, |entries, kind, payload| {
-        if kind == NEWSETELEM {
-            let list = payload.get(FAMILY_HEADER..).ok_or_else(broken)?;
-            let elements = attribute(list, ELEMENTS).unwrap_or_default();
-            entries.extend(attributes(elements).filter_map(|(_, element)| mapped(family, element)));
-        }
-        Ok(())
-    })
+    dump(
+        Part::Netfilter,
+        GETSETELEM,
+        &body,
+        Vec::new,
+        |entries, kind, payload| {
+            if kind == NEWSETELEM {
+                let list = payload.get(FAMILY_HEADER..).ok_or_else(broken)?;
+                let elements = attribute(list, ELEMENTS).unwrap_or_default();
+                entries.extend(attributes(elements).filter_map(|(_, element)| mapped(family, element)));
+            }
+            Ok(())
+        },
+    )
 }
 
 fn chain(payload: &[u8]) -> io::Result<Option<Chain>> {

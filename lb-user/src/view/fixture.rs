@@ -11,11 +11,11 @@ use lb_user::{
     view::{
         Answers, AttributionView, BackendCountsView, BackendState, BackendView, CallView, CandidateView,
         ClientReuseView, ClientsView, CountsView, DiagnosisView, EndpointView, EventReader, EventView, ExplainQuery,
-        ExplainView, FrontendView, GraphView, HealthView, HistoryBackendView, HistoryPointView, IntervalView, KindView,
-        LatencyView, MapDumpView, MapInfoView, MapRowView, MapUsageView, Mode, NodeFactsView, PortUseView, ProblemView,
-        ProgramView, QueryError, ReportView, ReuseView, ServiceFilter, ServiceReportView, ServiceReuseView,
-        ServiceView, SettingView, SourceView, StarvedView, StatusView, SyncView, TableSlotsView, TableView, Timestamp,
-        Verdict, VerdictKind, WorkloadView,
+        ExplainView, FrontendView, GraphView, HealthView, HistoryBackendView, HistoryPointView, InterfaceSide,
+        InterfaceView, IntervalView, KindView, LatencyView, MapDumpView, MapInfoView, MapRowView, MapUsageView, Mode,
+        NodeFactsView, PortUseView, ProblemView, ProgramView, QueryError, ReportView, ReuseView, ServiceFilter,
+        ServiceReportView, ServiceReuseView, ServiceView, SettingView, SourceView, StarvedView, StatusView, SyncView,
+        TableSlotsView, TableView, Timestamp, Verdict, VerdictKind, WorkloadView,
     },
 };
 
@@ -132,6 +132,28 @@ impl Answers for Fixture {
                 ],
                 last_error: Some("the API server refused with 403: pods is forbidden".into()),
             },
+            interfaces: vec![
+                InterfaceView {
+                    name: "eth0".into(),
+                    index: Some(2),
+                    side: InterfaceSide::Uplink,
+                    addresses: vec![
+                        "192.0.2.10".parse().expect("an address"),
+                        "2001:db8::10".parse().expect("an address"),
+                    ],
+                    reason: Some("carries the node's address 192.0.2.10".into()),
+                    problem: None,
+                },
+                InterfaceView {
+                    name: "tap7".into(),
+                    index: Some(9),
+                    side: InterfaceSide::Guest,
+                    addresses: vec![],
+                    reason: Some("named by a flag".into()),
+                    problem: (!self.ready)
+                        .then(|| "cannot attach lb_egress to interface tap7: Invalid argument".into()),
+                },
+            ],
             sync: SyncView {
                 last_applied: Some(ago(3)),
                 last_queued: Some(ago(4)),

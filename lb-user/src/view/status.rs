@@ -1,6 +1,6 @@
 //! How the agent is: `evenkeel status`.
 
-use std::fmt;
+use std::{fmt, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +55,9 @@ pub struct StatusView {
     pub sync: SyncView,
     /// What is attached.
     pub programs: Vec<ProgramView>,
+    /// Where packets are translated.
+    #[serde(default)]
+    pub interfaces: Vec<InterfaceView>,
     /// How full the maps are.
     pub maps: Vec<MapUsageView>,
     /// How much of everything there is.
@@ -154,6 +157,46 @@ pub struct ProgramView {
     /// Where the link is pinned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pin: Option<String>,
+}
+
+/// An interface where packets are translated, or should be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InterfaceView {
+    /// Its name.
+    pub name: String,
+    /// Its index; none while there is no such interface.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
+    /// What lies behind it.
+    pub side: InterfaceSide,
+    /// The addresses that the node sends from there, one a family at most.
+    pub addresses: Vec<IpAddr>,
+    /// Why it was chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Why packets are not translated there, while they are not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// What lies behind an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InterfaceSide {
+    /// The world outside the node.
+    Uplink,
+    /// A guest with its own kernel.
+    Guest,
+}
+
+impl fmt::Display for InterfaceSide {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Uplink => "uplink",
+            Self::Guest => "guest",
+        })
+    }
 }
 
 /// How full a map is.

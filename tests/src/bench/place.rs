@@ -162,6 +162,7 @@ impl Datapath {
             log_level: 0,
             follow_connections: follow,
             packets: observe,
+            translate: false,
         };
         let mut object = load::load(&options, None)?;
         let (kernel, events) = Kernel::take(&mut object, observe)?;

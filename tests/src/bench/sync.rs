@@ -106,6 +106,7 @@ fn empty() -> Result<(Kernel, aya::Ebpf)> {
         log_level: 0,
         follow_connections: false,
         packets: false,
+        translate: false,
     };
     let mut object = load::load(&options, None)?;
     let (kernel, _events) = Kernel::take(&mut object, false)?;

@@ -14,7 +14,7 @@ use std::{
 use super::{DATA_VALUE, DATA_VERDICT, protocol, target};
 use crate::{
     model::Protocol,
-    node::netlink::{attribute, attributes, number, text},
+    netlink::{attribute, attributes, number, text},
 };
 
 /// Where a translation leads.

@@ -4,7 +4,7 @@ use super::{
     rule::{Dnat, Rule, Target},
     *,
 };
-use crate::node::netlink::align;
+use crate::netlink::align;
 
 /// An attribute with a value.
 fn value(kind: u16, bytes: &[u8]) -> Vec<u8> {

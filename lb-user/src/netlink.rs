@@ -1,7 +1,7 @@
-//! Dumps of kernel tables over netlink: the request, the messages of the answer, and the attributes in a message.
+//! Talking to the kernel over netlink: the request, the messages of the answer, and the attributes in a message.
 //!
-//! What messages mean is known by those who ask. Nothing is ever changed in the kernel: each request only reads. The
-//! invariant: everything received is bounds-checked, and a message that makes no sense ends the dump with an error.
+//! What messages mean is known by those who ask. [`dump`] and [`ask`] only read; [`change`] is for `datapath`. The
+//! invariant: everything received is bounds-checked, and a message that makes no sense ends the talk with an error.
 
 use std::{
     io,
@@ -18,6 +18,11 @@ use nix::sys::{
 };
 
 const NLM_F_REQUEST: u16 = 0x1;
+const NLM_F_ACK: u16 = 0x4;
+/// Fails where the entry is there already.
+pub(crate) const NLM_F_EXCL: u16 = 0x200;
+/// Makes the entry where it is not there.
+pub(crate) const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_DUMP: u16 = 0x300;
 /// The table changed while it was dumped: what came may miss entries.
 const NLM_F_DUMP_INTR: u16 = 0x10;
@@ -32,11 +37,21 @@ const ATTEMPTS: usize = 4;
 /// More entries than any proxy makes; beyond it the look ends with an error.
 const MAX_MESSAGES: usize = 2_000_000;
 
-/// Asks netfilter for all entries of one kind; each entry's kind and payload go to `entry`, in the kernel's order.
+/// Which part of the kernel is talked to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Packet filtering: chains and rules.
+    Netfilter,
+    /// Links, addresses, routes, and traffic control.
+    Route,
+}
+
+/// Asks for all entries of one kind; each entry's kind and payload go to `entry`, in the kernel's order.
 ///
 /// The dump is made in the calling thread's network namespace, and made anew where the table changed meanwhile: `start` is called
 /// before each attempt.
-pub(super) fn dump<T>(
+pub(crate) fn dump<T>(
+    part: Part,
     kind: u16,
     body: &[u8],
     start: impl Fn() -> T,
@@ -44,16 +59,16 @@ pub(super) fn dump<T>(
 ) -> io::Result<T> {
     for _ in 0..ATTEMPTS {
         let mut whole = start();
-        if once(kind, body, |kind, payload| entry(&mut whole, kind, payload))? {
+        if once(part, kind, body, |kind, payload| entry(&mut whole, kind, payload))? {
             return Ok(whole);
         }
     }
     Err(io::Error::other("the table changed during each of several looks at it"))
 }
 
-/// Asks netfilter for one thing; its kind and payload go to `entry`.
-pub(super) fn ask<T>(kind: u16, body: &[u8], entry: impl Fn(u16, &[u8]) -> Option<T>) -> io::Result<T> {
-    let socket = send_request(&request(kind, NLM_F_REQUEST, body))?;
+/// Asks for one thing; its kind and payload go to `entry`.
+pub(crate) fn ask<T>(part: Part, kind: u16, body: &[u8], entry: impl Fn(u16, &[u8]) -> Option<T>) -> io::Result<T> {
+    let socket = send_request(part, &request(kind, NLM_F_REQUEST, body))?;
     let mut buffer = [0_u8; 4096];
     let length = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
     let mut answer = None;
@@ -64,9 +79,24 @@ pub(super) fn ask<T>(kind: u16, body: &[u8], entry: impl Fn(u16, &[u8]) -> Optio
     answer.ok_or_else(broken)
 }
 
+/// Changes one thing, and waits until the kernel has done so; `flags` say whether it may or must be new.
+pub(crate) fn change(part: Part, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+    let socket = send_request(part, &request(kind, NLM_F_REQUEST | NLM_F_ACK | flags, body))?;
+    let mut buffer = [0_u8; 4096];
+    loop {
+        let length = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+        if Dump::default()
+            .take(buffer.get(..length).unwrap_or_default(), &mut |_, _| Ok(()))?
+            .is_break()
+        {
+            return Ok(());
+        }
+    }
+}
+
 /// Makes one dump; false where a change came into it.
-fn once(kind: u16, body: &[u8], mut entry: impl FnMut(u16, &[u8]) -> io::Result<()>) -> io::Result<bool> {
-    let socket = send_request(&request(kind, NLM_F_REQUEST | NLM_F_DUMP, body))?;
+fn once(part: Part, kind: u16, body: &[u8], mut entry: impl FnMut(u16, &[u8]) -> io::Result<()>) -> io::Result<bool> {
+    let socket = send_request(part, &request(kind, NLM_F_REQUEST | NLM_F_DUMP, body))?;
     let mut buffer = vec![0_u8; 64 * 1024];
     let mut dump = Dump::default();
     while dump.messages < MAX_MESSAGES {
@@ -79,16 +109,19 @@ fn once(kind: u16, body: &[u8], mut entry: impl FnMut(u16, &[u8]) -> io::Result<
     Err(io::Error::other(format!("more than {MAX_MESSAGES} entries")))
 }
 
-/// Opens a socket to netfilter and sends a request; the answer is what the socket receives.
-fn send_request(request: &[u8]) -> io::Result<OwnedFd> {
+/// Opens a socket and sends a request; the answer is what the socket receives.
+fn send_request(part: Part, request: &[u8]) -> io::Result<OwnedFd> {
     let socket = socket(
         AddressFamily::Netlink,
         SockType::Raw,
         SockFlag::SOCK_CLOEXEC,
-        SockProtocol::NetlinkNetFilter,
+        match part {
+            Part::Netfilter => SockProtocol::NetlinkNetFilter,
+            Part::Route => SockProtocol::NetlinkRoute,
+        },
     )?;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-    // The kernel answers at once, or not at all where netfilter's part is not built in.
+    // The kernel answers at once, or not at all where that part of it is not built in.
     setsockopt(&socket, ReceiveTimeout, &TimeVal::new(2, 0))?;
     send(socket.as_raw_fd(), request, MsgFlags::empty())?;
     Ok(socket)
@@ -133,6 +166,10 @@ impl Dump {
                 NLMSG_DONE => return Ok(ControlFlow::Break(())),
                 NLMSG_ERROR => {
                     let code = word32(payload, 0).ok_or_else(broken)?.cast_signed();
+                    if code == 0 {
+                        // The acknowledgement of a change.
+                        return Ok(ControlFlow::Break(()));
+                    }
                     return Err(io::Error::from_raw_os_error(code.saturating_neg()));
                 }
                 kind => entry(kind, payload)?,
@@ -145,12 +182,12 @@ impl Dump {
 }
 
 /// The error for bytes that are no message.
-pub(super) fn broken() -> io::Error {
+pub(crate) fn broken() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "a netlink message that makes no sense")
 }
 
 /// The attributes of a list, each with its kind, up to the first that makes no sense.
-pub(super) fn attributes(mut list: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn attributes(mut list: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(word16(list, 0)?);
         let kind = word16(list, 2)? & KIND_MASK;
@@ -161,40 +198,50 @@ pub(super) fn attributes(mut list: &[u8]) -> impl Iterator<Item = (u16, &[u8])> 
 }
 
 /// The value of the first attribute of a kind.
-pub(super) fn attribute(list: &[u8], wanted: u16) -> Option<&[u8]> {
+pub(crate) fn attribute(list: &[u8], wanted: u16) -> Option<&[u8]> {
     attributes(list).find_map(|(kind, value)| (kind == wanted).then_some(value))
 }
 
 /// The text of an attribute, which ends at a zero byte.
-pub(super) fn text(list: &[u8], wanted: u16) -> Option<String> {
+pub(crate) fn text(list: &[u8], wanted: u16) -> Option<String> {
     let value = attribute(list, wanted)?;
     let text = value.split(|&byte| byte == 0).next()?;
     Some(String::from_utf8_lossy(text).into_owned())
 }
 
 /// The number of an attribute, written in network order.
-pub(super) fn number(list: &[u8], wanted: u16) -> Option<u32> {
+pub(crate) fn number(list: &[u8], wanted: u16) -> Option<u32> {
     Some(u32::from_be_bytes(attribute(list, wanted)?.try_into().ok()?))
 }
 
+/// A number of an attribute, written in the machine's order.
+pub(crate) fn native(list: &[u8], wanted: u16) -> Option<u32> {
+    Some(u32::from_ne_bytes(attribute(list, wanted)?.try_into().ok()?))
+}
+
 /// Appends an attribute that holds a text.
-pub(super) fn push_text(message: &mut Vec<u8>, kind: u16, text: &str) {
-    message.extend(((text.len() + 5) as u16).to_ne_bytes());
+pub(crate) fn push_text(message: &mut Vec<u8>, kind: u16, text: &str) {
+    push(message, kind, &[text.as_bytes(), &[0]].concat());
+}
+
+/// Appends an attribute.
+pub(crate) fn push(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    message.extend(((value.len() + 4) as u16).to_ne_bytes());
     message.extend(kind.to_ne_bytes());
-    message.extend(text.bytes().chain([0]));
+    message.extend(value);
     message.resize(align(message.len()), 0);
 }
 
 /// Messages and attributes begin at multiples of four bytes.
-pub(super) const fn align(length: usize) -> usize {
+pub(crate) const fn align(length: usize) -> usize {
     (length + 3) & !3
 }
 
-fn word16(bytes: &[u8], at: usize) -> Option<u16> {
+pub(crate) fn word16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-fn word32(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn word32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
@@ -252,6 +299,12 @@ mod tests {
     fn an_error_message_is_the_kernels_error() {
         let error = take(&message(NLMSG_ERROR, 0, &(-libc::EPERM).to_ne_bytes()));
         assert_eq!(error.expect_err("it is an error").raw_os_error(), Some(libc::EPERM));
+    }
+
+    #[test]
+    fn an_acknowledgement_ends_a_change() {
+        let (ended, _, seen) = take(&message(NLMSG_ERROR, 0, &[0; 20])).expect("no error");
+        assert!(ended && seen.is_empty());
     }
 
     #[test]

@@ -1,0 +1,277 @@
+//! Where packets are translated: brings the programs to the interfaces that are chosen, and tells them what each is.
+//!
+//! What is chosen is decided in [`crate::node::links`]. The order of an interface's life: it is described to the programs, then
+//! they are attached; they are detached, then it is forgotten. The invariant: an interface that refuses keeps no other waiting.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use lb_common::{
+    addr::Addr,
+    flow::{Interface, side},
+};
+
+use super::state::{Shared, lock};
+use crate::{
+    config::Config,
+    datapath::attach::{self, AttachError, Layer},
+    node::links::{self, Choice, Chosen, Network, Wish},
+    view::{InterfaceSide, InterfaceView},
+};
+
+/// How much longer than a look at all routes took it is left alone: a node may have a million of them.
+const ROUTES_REST: u32 = 50;
+
+/// What is known of the interfaces where packets are translated.
+#[derive(Debug, Default)]
+pub(super) struct Uplinks {
+    /// What was chosen last, by index.
+    chosen: BTreeMap<u32, Chosen>,
+    /// Why an interface that was chosen does not translate, by index.
+    refused: BTreeMap<u32, String>,
+    /// Uplinks that are named and not there.
+    missing: Vec<String>,
+    /// Interfaces with a default route, and when to look for them again.
+    default_routes: Option<(BTreeSet<u32>, Instant)>,
+    /// Whether what an earlier agent has left was taken away.
+    swept: bool,
+}
+
+impl Uplinks {
+    fn read(&mut self) -> Result<Network, String> {
+        let now = Instant::now();
+        let known = self.default_routes.take().filter(|(_, until)| now < *until);
+        let (routes, until) = match known {
+            Some(known) => known,
+            None => {
+                let routes = links::read_default_routes().map_err(|error| error.reason())?;
+                let took = now.elapsed();
+                // On most nodes this is less than the time between two changes.
+                let rest = took * ROUTES_REST;
+                (
+                    routes,
+                    now + took
+                        + if rest < Duration::from_millis(100) {
+                            Duration::ZERO
+                        } else {
+                            rest
+                        },
+                )
+            }
+        };
+        let network = Network::read_with(&routes).map_err(|error| error.reason());
+        self.default_routes = Some((routes, until));
+        network
+    }
+
+    /// What `status` shows.
+    pub(super) fn views(&self) -> Vec<InterfaceView> {
+        let there = self.chosen.values().map(|chosen| InterfaceView {
+            name: chosen.name.clone(),
+            index: Some(chosen.index),
+            side: match chosen.interface.side {
+                side::GUEST => InterfaceSide::Guest,
+                _ => InterfaceSide::Uplink,
+            },
+            addresses: [chosen.interface.v4, chosen.interface.v6]
+                .into_iter()
+                .filter(|address| *address != Addr::ZERO)
+                .map(IpAddr::from)
+                .collect(),
+            reason: Some(chosen.reason.to_string()),
+            problem: self.refused.get(&chosen.index).cloned(),
+        });
+        let missing = self.missing.iter().map(|name| InterfaceView {
+            name: name.clone(),
+            index: None,
+            side: InterfaceSide::Uplink,
+            addresses: Vec::new(),
+            reason: None,
+            problem: Some("there is no interface of this name".to_owned()),
+        });
+        there.chain(missing).collect()
+    }
+}
+
+/// The node's addresses: as the flags give them, else as the Node object does.
+fn node_addresses(config: &Config, internal: &[IpAddr], external: &[IpAddr]) -> Vec<IpAddr> {
+    if config.node_addresses.is_empty() {
+        internal.iter().chain(external).copied().collect()
+    } else {
+        config.node_addresses.clone()
+    }
+}
+
+impl Shared {
+    /// Brings the translators to where they are wanted now, and takes them away from everywhere else.
+    pub(super) fn follow_uplinks(&self) -> Result<(), String> {
+        let mut uplinks = lock(&self.uplinks);
+        if !lock(&self.programs).predecessors.is_empty() {
+            return Ok(());
+        }
+        let wanted = if self.config.translates() {
+            let network = uplinks.read()?;
+            let node = self.own_addresses();
+            links::choose(
+                &network,
+                &Wish {
+                    uplinks: &self.config.uplinks,
+                    guests: &self.config.guests,
+                    node: &node,
+                },
+            )
+        } else if uplinks.swept {
+            return Ok(());
+        } else {
+            Choice::default()
+        };
+        if wanted.missing != uplinks.missing {
+            for name in wanted.missing.iter().filter(|name| !uplinks.missing.contains(name)) {
+                tracing::warn!(interface = %name, "an uplink that is named is not there; it is awaited");
+            }
+            uplinks.missing = wanted.missing;
+        }
+        let wanted: BTreeMap<u32, Chosen> = wanted.chosen.into_iter().map(|chosen| (chosen.index, chosen)).collect();
+        let attached = self.bring(&mut uplinks, &wanted)?;
+        self.take_away(&mut uplinks, &wanted, &attached)?;
+        uplinks.chosen = wanted;
+        Ok(())
+    }
+
+    fn own_addresses(&self) -> Vec<IpAddr> {
+        let reconciler = lock(&self.reconciler);
+        let node = reconciler.desired().node();
+        let (internal, external) = node.map_or((&[][..], &[][..]), |node| (&node.internal_ips, &node.external_ips));
+        node_addresses(&self.config, internal, external)
+    }
+
+    /// Describes the wanted interfaces and attaches there; returns where that has come to pass.
+    fn bring(&self, uplinks: &mut Uplinks, wanted: &BTreeMap<u32, Chosen>) -> Result<BTreeSet<u32>, String> {
+        let described: BTreeMap<u32, Interface> = {
+            let mut reconciler = lock(&self.reconciler);
+            let flows = reconciler.kernel_mut().flows_mut();
+            let there: BTreeMap<u32, Interface> = flows.interfaces().map_err(|e| e.to_string())?.into_iter().collect();
+            for (index, chosen) in wanted {
+                if there.get(index) != Some(&chosen.interface) {
+                    flows
+                        .put_interface(*index, &chosen.interface)
+                        .map_err(|error| error.to_string())?;
+                }
+            }
+            there
+        };
+        let mut programs = lock(&self.programs);
+        let programs = &mut *programs;
+        let there: BTreeSet<u32> = programs.attachments.translated().into_iter().collect();
+        let mut attached = BTreeSet::new();
+        for (index, chosen) in wanted {
+            let known = uplinks.chosen.get(index);
+            let is_new = known.is_none_or(|known| known.interface != chosen.interface || known.name != chosen.name);
+            if there.contains(index) && known.is_some_and(|known| known.hardware == chosen.hardware) {
+                attached.insert(*index);
+                if is_new {
+                    tell(chosen, "an interface where packets are translated has changed");
+                }
+                continue;
+            }
+            let refused = match Layer::of_hardware(chosen.hardware) {
+                None => Err(format!(
+                    "its packets begin with a header that nobody here reads (type {})",
+                    chosen.hardware
+                )),
+                Some(layer) => {
+                    match programs
+                        .attachments
+                        .translate(&mut programs.object, *index, &chosen.name, layer)
+                    {
+                        Ok(_) => Ok(()),
+                        Err(AttachError::Interface { .. }) => {
+                            tracing::debug!(interface = %chosen.name, "went before its packets could be translated");
+                            continue;
+                        }
+                        Err(error) => Err(error.to_string()),
+                    }
+                }
+            };
+            match refused {
+                Ok(()) => {
+                    attached.insert(*index);
+                    uplinks.refused.remove(index);
+                    if described.get(index) == Some(&chosen.interface) {
+                        tell(chosen, "packets go on being translated");
+                    } else {
+                        tell(chosen, "packets are translated");
+                    }
+                }
+                Err(why) => {
+                    if uplinks.refused.get(index) != Some(&why) {
+                        tracing::warn!(interface = %chosen.name, %why, "packets are not translated here; it is tried again");
+                        uplinks.refused.insert(*index, why);
+                    }
+                }
+            }
+        }
+        Ok(attached)
+    }
+
+    /// Detaches from every interface that is not wanted, and forgets those that carry no translators.
+    fn take_away(
+        &self,
+        uplinks: &mut Uplinks,
+        wanted: &BTreeMap<u32, Chosen>,
+        attached: &BTreeSet<u32>,
+    ) -> Result<(), String> {
+        {
+            let there = attach::interfaces().map_err(|error| error.to_string())?;
+            let mut programs = lock(&self.programs);
+            let attachments = &mut programs.attachments;
+            attachments.keep_interfaces(&there);
+            for index in attachments.translated() {
+                if !wanted.contains_key(&index) {
+                    attachments.stop_translating(index).map_err(|error| error.to_string())?;
+                }
+            }
+            for (index, chosen) in uplinks.chosen.iter().filter(|(index, _)| !wanted.contains_key(index)) {
+                tracing::info!(interface = %chosen.name, index, "packets are translated no longer");
+            }
+            if !uplinks.swept {
+                let swept = attachments
+                    .sweep_interfaces(|index| wanted.contains_key(&index))
+                    .map_err(|error| error.to_string())?;
+                if !swept.is_empty() {
+                    tracing::info!(links = ?swept, "detached what an earlier agent had attached to interfaces");
+                }
+                uplinks.swept = true;
+            }
+        }
+        uplinks.refused.retain(|index, _| wanted.contains_key(index));
+        let mut reconciler = lock(&self.reconciler);
+        let flows = reconciler.kernel_mut().flows_mut();
+        for (index, _) in flows.interfaces().map_err(|error| error.to_string())? {
+            if !attached.contains(&index) {
+                flows.remove_interface(index).map_err(|error| error.to_string())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn tell(chosen: &Chosen, what: &str) {
+    let address = |address: Addr| {
+        (address != Addr::ZERO)
+            .then(|| IpAddr::from(address).to_string())
+            .unwrap_or_default()
+    };
+    tracing::info!(
+        interface = %chosen.name,
+        index = chosen.index,
+        side = if chosen.interface.side == side::GUEST { "guest" } else { "uplink" },
+        why = %chosen.reason,
+        v4 = %address(chosen.interface.v4),
+        v6 = %address(chosen.interface.v6),
+        "{what}"
+    );
+}
