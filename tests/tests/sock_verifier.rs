@@ -84,12 +84,17 @@ fn measure(mode: Mode, features: u32, log_level: u8, follow: bool) -> Result<BTr
         log_level,
         follow_connections: follow,
         packets: mode == Mode::Observe,
-        translate: false,
+        translate: mode == Mode::Balance,
     };
-    let object = load::load(&options, None).map_err(anyhow::Error::from)?;
+    let mut object = load::load(&options, None).map_err(anyhow::Error::from)?;
     let mut wanted: Vec<&str> = load::PACKET.to_vec();
     if mode == Mode::Balance {
         wanted.extend(load::REWRITING);
+        wanted.extend(load::TRANSLATING);
+        for name in load::TRANSLATING_RAW {
+            load::load_program(&mut object, name)?;
+            wanted.push(name);
+        }
     }
     if follow {
         wanted.extend(load::FOLLOWING);

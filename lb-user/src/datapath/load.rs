@@ -285,7 +285,10 @@ pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
 }
 
 /// Loads a program, unless it is.
-pub(super) fn load_program(object: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
+///
+/// # Errors
+/// When the kernel refuses it, or the object has no such program.
+pub fn load_program(object: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
     let program = object.program_mut(name).ok_or(LoadError::Missing(name))?;
     if program.fd().is_ok() {
         return Ok(());
