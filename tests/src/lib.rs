@@ -8,6 +8,8 @@ pub mod bpf;
 pub mod datapath;
 pub mod golden;
 pub mod objects;
+pub mod packet;
+pub mod plane;
 pub mod prometheus;
 pub mod runner;
 pub mod socket;

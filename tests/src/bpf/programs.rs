@@ -71,6 +71,16 @@ pub fn attach_sock_ops(program: &OwnedFd, cgroup: impl AsFd) -> io::Result<Owned
 
 /// Runs a packet program on a packet; returns its verdict and the packet afterwards.
 pub fn run_on_packet(program: impl AsFd, packet: &[u8]) -> io::Result<(i32, Vec<u8>)> {
+    run_on_device(program, packet, 0)
+}
+
+/// Runs a packet program on a packet of a device of this thread's network namespace (0 for its loopback).
+pub fn run_on_device(program: impl AsFd, packet: &[u8], ifindex: u32) -> io::Result<(i32, Vec<u8>)> {
+    /// Bytes of `struct __sk_buff` up to its `cb`, and where `ifindex` lies in it; the kernel takes a shorter context.
+    const CONTEXT: usize = 48;
+    const IFINDEX: usize = 40;
+    let mut context = [0u8; CONTEXT];
+    context[IFINDEX..IFINDEX + 4].copy_from_slice(&ifindex.to_ne_bytes());
     let mut out = vec![0u8; packet.len() + 256];
     let mut attr = zeroed();
     attr.test.prog_fd = program.as_fd().as_raw_fd() as u32;
@@ -78,9 +88,40 @@ pub fn run_on_packet(program: impl AsFd, packet: &[u8]) -> io::Result<(i32, Vec<
     attr.test.data_size_in = packet.len() as u32;
     attr.test.data_out = out.as_mut_ptr() as u64;
     attr.test.data_size_out = out.len() as u32;
+    attr.test.ctx_in = context.as_ptr() as u64;
+    attr.test.ctx_size_in = CONTEXT as u32;
     bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr)?;
     // SAFETY: the command has written these integers.
     let (verdict, len) = unsafe { (attr.test.retval.cast_signed(), attr.test.data_size_out as usize) };
     out.truncate(len);
     Ok((verdict, out))
+}
+
+/// Reads the first `count` elements of a per-CPU array of eight bytes each, `cpus` values an element.
+///
+/// # Kernel
+/// 5.13, where per-CPU arrays learnt batches.
+pub fn read_array(map: i32, count: usize, cpus: usize) -> io::Result<Vec<u64>> {
+    let mut keys = vec![0u32; count];
+    let mut values = vec![0u64; count * cpus];
+    let mut next = 0u32;
+    let mut attr = zeroed();
+    attr.batch.in_batch = 0;
+    attr.batch.out_batch = &raw mut next as u64;
+    attr.batch.keys = keys.as_mut_ptr() as u64;
+    attr.batch.values = values.as_mut_ptr() as u64;
+    attr.batch.count = count as u32;
+    attr.batch.map_fd = map as u32;
+    match bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) {
+        Ok(_) => {}
+        // The end of the array was reached: all that was asked for, or less.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+        Err(error) => return Err(error),
+    }
+    // SAFETY: the command has written the count.
+    let read = unsafe { attr.batch.count } as usize;
+    if read != count {
+        return Err(io::Error::other(format!("{read} of {count} elements were read")));
+    }
+    Ok(values)
 }
