@@ -9,13 +9,14 @@ use lb_user::{
     },
     model::ObjectName,
     view::{
-        Answers, AttributionView, BackendCountsView, BackendState, BackendView, CallView, CandidateView,
-        ClientReuseView, ClientsView, CountsView, DiagnosisView, EndpointView, EventReader, EventView, ExplainQuery,
-        ExplainView, FrontendView, GraphView, HealthView, HistoryBackendView, HistoryPointView, InterfaceSide,
-        InterfaceView, IntervalView, KindView, LatencyView, MapDumpView, MapInfoView, MapRowView, MapUsageView, Mode,
-        NodeFactsView, PortUseView, ProblemView, ProgramView, QueryError, ReportView, ReuseView, ServiceFilter,
-        ServiceReportView, ServiceReuseView, ServiceView, SettingView, SourceView, StarvedView, StatusView, SyncView,
-        TableSlotsView, TableView, Timestamp, Verdict, VerdictKind, WorkloadView,
+        Answers, AttributionView, AudienceView, BackendCountsView, BackendState, BackendView, CallView, CandidateView,
+        ClientReuseView, ClientsView, ConnFilter, ConnListView, ConnState, ConnView, CountsView, DiagnosisView,
+        EndpointView, EventReader, EventView, ExplainQuery, ExplainView, FrontendView, GraphView, HealthView,
+        HistoryBackendView, HistoryPointView, InterfaceSide, InterfaceView, IntervalView, KindView, LatencyView,
+        MapDumpView, MapInfoView, MapRowView, MapUsageView, Mode, NodeFactsView, Origin, PortUseView, ProblemView,
+        ProgramView, QueryError, ReportView, ReuseView, ServiceFilter, ServiceReportView, ServiceReuseView,
+        ServiceView, SettingView, SourceView, StarvedView, StatusView, SyncView, TableSlotsView, TableView, Timestamp,
+        Verdict, VerdictKind, WorkloadView,
     },
 };
 
@@ -60,6 +61,7 @@ fn all_services() -> Vec<ServiceView> {
                 ejected: 0,
             },
             connects: 0,
+            outside: 0,
             failed: BTreeMap::new(),
             active: 0,
             imbalance: None,
@@ -79,6 +81,7 @@ fn all_services() -> Vec<ServiceView> {
                 ejected: 0,
             },
             connects: 1_000,
+            outside: 120,
             failed: BTreeMap::from([("refused".to_owned(), 2), ("timed_out".to_owned(), 1)]),
             active: 12,
             imbalance: Some(imbalance::by_weight(BACKENDS.map(|(_, _, count)| (1, count))).into()),
@@ -231,6 +234,7 @@ impl Answers for Fixture {
             state: BackendState::Active,
             weight: 1,
             connects: count,
+            outside: if id == 1 { 120 } else { 0 },
             failed: if id == 1 { 3 } else { 0 },
             active: if id == 3 { 0 } else { 6 },
             window_connects: count,
@@ -247,6 +251,7 @@ impl Answers for Fixture {
             state: BackendState::Draining,
             weight: 1,
             connects: 0,
+            outside: 0,
             failed: 0,
             active: 0,
             window_connects: 0,
@@ -256,6 +261,19 @@ impl Answers for Fixture {
         let mut backends: Vec<BackendView> = [dns].into_iter().chain(web).collect();
         backends.retain(|backend| filter.admits(&ObjectName::new(&backend.namespace, &backend.service)));
         Ok(backends)
+    }
+
+    fn conns(&self, filter: &ServiceFilter, which: &ConnFilter) -> Result<ConnListView, QueryError> {
+        let mut items = conns();
+        items.retain(|item| {
+            filter.admits(&ObjectName::new(&item.namespace, &item.service))
+                && which.admits(item.origin, item.client.ip().into())
+        });
+        let total = items.len() as u64;
+        items.sort_by(|a, b| a.age_seconds.total_cmp(&b.age_seconds));
+        items.truncate(which.limit as usize);
+        items.sort_by_key(|item| (item.service.clone(), item.client));
+        Ok(ConnListView { items, total })
     }
 
     fn reuse(&self, filter: &ServiceFilter) -> Result<ReuseView, QueryError> {
@@ -444,6 +462,74 @@ impl Answers for Fixture {
     }
 }
 
+/// One in every state that matters, of both families, from both sides.
+fn conns() -> Vec<ConnView> {
+    let at = |text: &str| text.parse().expect("an address and port");
+    let of_web = |client: &str, frontend: &str, backend: &str, state: ConnState, age_seconds: f64| ConnView {
+        origin: Origin::Outside,
+        namespace: "shop".into(),
+        service: "web".into(),
+        protocol: "TCP".into(),
+        client: at(client),
+        workload: None,
+        frontend: at(frontend),
+        backend: Some(at(backend)),
+        source: None,
+        state,
+        age_seconds,
+        idle_seconds: Some(0.5),
+        backend_id: 1,
+        generation: Some(4),
+        resumed: false,
+    };
+    let (port, first) = ("192.0.2.4:30080", "10.244.1.5:8080");
+    vec![
+        ConnView {
+            origin: Origin::Node,
+            workload: Some("shop/nginx".into()),
+            idle_seconds: None,
+            generation: None,
+            ..of_web("10.244.1.9:40001", "10.96.7.7:80", first, ConnState::Established, 61.0)
+        },
+        ConnView {
+            source: Some(at("192.0.2.4:10017")),
+            ..of_web(
+                "198.51.100.7:51000",
+                port,
+                "10.244.2.6:8080",
+                ConnState::Established,
+                12.0,
+            )
+        },
+        of_web("198.51.100.7:51001", port, first, ConnState::SynSent, 4.0),
+        ConnView {
+            backend_id: 3,
+            ..of_web(
+                "[2001:db8::7]:51002",
+                "[2001:db8:1::4]:30080",
+                "[fd00::7]:8080",
+                ConnState::HalfClosed,
+                900.0,
+            )
+        },
+        ConnView {
+            service: "dns".into(),
+            namespace: "default".into(),
+            protocol: "UDP".into(),
+            frontend: at("192.0.2.4:30053"),
+            backend: Some(at("10.244.2.2:5353")),
+            backend_id: 4,
+            ..of_web("198.51.100.9:5000", port, first, ConnState::Answered, 2.0)
+        },
+        ConnView {
+            // Its Service is gone.
+            namespace: String::new(),
+            service: String::new(),
+            ..of_web("198.51.100.8:51003", port, first, ConnState::Closed, 100_000.0)
+        },
+    ]
+}
+
 fn founding_counts() -> ReuseCounts {
     ReuseCounts {
         connections: 1_000,
@@ -509,6 +595,7 @@ fn starved() -> DiagnosisView {
         namespace: "shop".into(),
         service: "web".into(),
         set: "http/TCP/IPv4/cluster".into(),
+        audience: AudienceView::Node,
         verdict: VerdictKind::Starved,
         sentences: vec![
             "[fd00::7]:8080 is starved: 0 of 333 expected new connections in 28 s (chance: 1e-145).".into(),
@@ -536,6 +623,7 @@ fn starved() -> DiagnosisView {
             connects: 1_012,
             attributed: 1_000,
             unknown: 12,
+            outside: 120,
             direct: 0,
             earlier: 2,
         },
@@ -572,6 +660,7 @@ fn idle() -> DiagnosisView {
         namespace: "default".into(),
         service: "dns".into(),
         set: "dns/UDP/IPv4/cluster".into(),
+        audience: AudienceView::Node,
         verdict: VerdictKind::NoTraffic,
         sentences: vec!["No connection was seen since the agent started.".into()],
         advice: vec![],
@@ -597,6 +686,7 @@ fn events() -> Vec<EventView> {
             namespace: "shop".into(),
             service: "web".into(),
             client: at(40_001),
+            origin: Origin::Node,
             workload: Some("shop/nginx".into()),
             frontend: "10.96.7.7:80".parse().expect("an address and port"),
             protocol: "TCP".into(),
@@ -611,6 +701,7 @@ fn events() -> Vec<EventView> {
             namespace: "shop".into(),
             service: "web".into(),
             client: at(40_001),
+            origin: Origin::Node,
             interval_seconds: 61.5,
             outcome: "same_backend".into(),
         },
@@ -618,9 +709,10 @@ fn events() -> Vec<EventView> {
             time: ago(1),
             namespace: "shop".into(),
             service: "web".into(),
-            client: at(40_002),
+            client: std::net::SocketAddr::new(ip("198.51.100.7"), 40_002),
+            origin: Origin::Outside,
             workload: None,
-            frontend: "10.96.7.7:80".parse().expect("an address and port"),
+            frontend: "192.0.2.4:30080".parse().expect("an address and port"),
             protocol: "TCP".into(),
             backend: None,
             outcome: "refused".into(),

@@ -5,6 +5,7 @@
 //! `cli`; where the values come from is the agent's business, behind [`Answers`].
 
 mod answer;
+mod conn;
 mod diagnosis;
 mod event;
 mod explain;
@@ -12,6 +13,7 @@ mod explain;
 pub mod fixture;
 mod graph;
 mod map;
+mod origin;
 mod query;
 mod report;
 mod reuse;
@@ -22,6 +24,9 @@ mod time;
 pub mod wording;
 
 pub use answer::{Answer, Document, SCHEMA_VERSION};
+pub use conn::{
+    ConnFilter, ConnListView, ConnState, ConnView, DEFAULT_CONNS, MAX_CONNS, Youngest, is_live, socket_address,
+};
 pub use diagnosis::{
     AttributionView, ClientsView, DiagnosisView, EndpointView, LatencyView, NodeFactsView, PortUseView, SettingView,
     StarvedView, VerdictKind,
@@ -30,6 +35,7 @@ pub use event::EventView;
 pub use explain::{CandidateView, ExplainView, Verdict};
 pub use graph::{CallView, GraphView, WorkloadView};
 pub use map::{MapDumpView, MapInfoView, MapRowView};
+pub use origin::{AudienceView, Origin};
 pub use query::{Answers, EventReader, ExplainQuery, Query, QueryError, ServiceFilter, parse_service_name};
 pub use report::{HistoryBackendView, HistoryPointView, ReportView, ServiceReportView};
 pub use reuse::{ClientReuseView, IntervalView, MAX_CLIENTS, ReuseView, ServiceReuseView};

@@ -179,11 +179,13 @@ impl Loaded {
                 backends: 256,
                 services: 64,
                 sockets: 64,
+                flows: 64,
             },
             features: feature::STATE,
             log_level: 0,
             follow_connections: false,
             packets: false,
+            translate: true,
         };
         let mut object = load::load(&options, None)?;
         let (netns, peers) = (Netns::new()?, Netns::new()?);
