@@ -179,7 +179,7 @@ impl Loaded {
                 backends: 256,
                 services: 64,
                 sockets: 64,
-                flows: 64,
+                flows: FLOW_SLOTS,
             },
             features: feature::STATE,
             log_level: 0,
