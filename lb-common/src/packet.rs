@@ -268,18 +268,21 @@ fn transport<R: Read>(bytes: &R, icmp: u8, depth: Depth, packet: &mut Packet) ->
     if packet.fragment == fragment::LATER {
         return kind::TRANSPORT;
     }
+    if packet.proto == TCP && depth == Depth::Whole {
+        let Some(tcp) = bytes.read::<[u8; 20]>(at) else {
+            return kind::MALFORMED;
+        };
+        packet.src_port = Port(u16::from_ne_bytes([tcp[0], tcp[1]]));
+        packet.dst_port = Port(u16::from_ne_bytes([tcp[2], tcp[3]]));
+        packet.sequence = u32::from_ne_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
+        packet.tcp_flags = tcp[13];
+        return kind::TRANSPORT;
+    }
     let Some(head) = bytes.read::<[u8; 8]>(at) else {
         return kind::MALFORMED;
     };
     packet.src_port = Port(u16::from_ne_bytes([head[0], head[1]]));
     packet.dst_port = Port(u16::from_ne_bytes([head[2], head[3]]));
-    if packet.proto == TCP && depth == Depth::Whole {
-        let Some(rest) = bytes.read::<[u8; 12]>(at + 8) else {
-            return kind::MALFORMED;
-        };
-        packet.sequence = u32::from_ne_bytes([head[4], head[5], head[6], head[7]]);
-        packet.tcp_flags = rest[5];
-    }
     kind::TRANSPORT
 }
 

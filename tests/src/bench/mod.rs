@@ -8,6 +8,7 @@ pub mod detector;
 mod dial;
 mod interrupt;
 mod memory;
+mod packets;
 mod place;
 mod population;
 mod program;
@@ -39,7 +40,7 @@ struct Args {
     /// Write what was measured to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure these parts alone: connect, program, records, sync, selection, memory, detector
+    /// Measure these parts alone: connect, program, packets, records, sync, selection, memory, detector
     #[arg(long, value_name = "PART,..", value_delimiter = ',')]
     only: Vec<String>,
     /// Days of fair services that the detectors are tried on
@@ -50,9 +51,10 @@ struct Args {
 /// A part of the bench.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     ("connect", connect::measure),
     ("program", program::measure),
+    ("packets", packets::measure),
     ("records", records::measure),
     ("sync", sync::measure),
     ("selection", selection::measure),

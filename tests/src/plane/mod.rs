@@ -62,6 +62,14 @@ impl Hook {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Ingress, Self::Egress];
 
+    /// The program that runs there.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Ingress => "lb_ingress",
+            Self::Egress => "lb_egress",
+        }
+    }
+
     /// Its number among the counters.
     pub fn number(self) -> u32 {
         match self {

@@ -41,11 +41,7 @@ impl Plane {
     /// Where the kernel does not take the packet: it refuses less than an Ethernet header and, on some kernels, an IP
     /// packet without its IP header.
     pub fn run(&self, hook: Hook, device: Device, packet: &[u8]) -> Result<(Verdict, Vec<u8>)> {
-        let name = match hook {
-            Hook::Ingress => "lb_ingress",
-            Hook::Egress => "lb_egress",
-        };
-        self.run_program(name, device, packet)
+        self.run_program(hook.program(), device, packet)
     }
 
     /// Runs a program by its name.
