@@ -26,7 +26,8 @@ const CHECK: u32 = 2;
 /// What is neither TCP nor UDP: counted, and translated if it is an error about a flow.
 #[inline(always)]
 pub fn aside(skb: *mut __sk_buff, seen: u32, hook: u32) -> i32 {
-    if seen == kind::ERROR as u32 {
+    // Not one within the other: their stacks together would be too much for kernel 6.1.
+    if seen == kind::ERROR as u32 && sight::look_inside(skb) == kind::TRANSPORT as u32 {
         return error(skb, hook);
     }
     count(
@@ -42,14 +43,10 @@ pub fn aside(skb: *mut __sk_buff, seen: u32, hook: u32) -> i32 {
     NEXT
 }
 
-/// Translates an ICMP error.
+/// Translates an ICMP error, of which the packet inside was read.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn error(skb: *mut __sk_buff, at: u32) -> i32 {
-    if sight::look_inside(skb) != kind::TRANSPORT as u32 {
-        count(at, action::MISS);
-        return NEXT;
-    }
     let (Some(outside), Some(inside)) = (sight::packet(), sight::inside()) else {
         return NEXT;
     };

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     addresses,
     diagnosis::Case,
-    heap, health_ports, interfaces,
+    health_ports, heap, interfaces,
     probe::Probe,
     state::{Shared, lock},
 };

@@ -41,7 +41,8 @@ pub use report::{HistoryBackendView, HistoryPointView, ReportView, ServiceReport
 pub use reuse::{ClientReuseView, IntervalView, MAX_CLIENTS, ReuseView, ServiceReuseView};
 pub use service::{BackendCountsView, BackendState, BackendView, FrontendView, ImbalanceView, ServiceView};
 pub use status::{
-    CountsView, HealthView, InterfaceSide, InterfaceView, KindView, MapUsageView, Mode, ProblemView, ProgramView, SourceView, StatusView, SyncView,
+    CountsView, HealthView, InterfaceSide, InterfaceView, KindView, MapUsageView, Mode, ProblemView, ProgramView,
+    SourceView, StatusView, SyncView,
 };
 pub use table::{TableSlotsView, TableView};
 pub use time::{ParseTimestampError, Timestamp};

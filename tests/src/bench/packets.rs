@@ -81,9 +81,15 @@ pub(super) fn measure(bench: &mut Bench) -> Result<()> {
     for family in ["v4", "v6"] {
         let of = |class| bench.report.value(&format!("packet_ns.{class}.{family}"));
         let (passes, forth, back) = (of("pass_through"), of("established"), of("reverse"));
-        bench.report.at_most(&format!("packet_ns.pass_through.{family}"), passes, 60.0);
-        bench.report.at_most(&format!("packet_ns.established.{family}"), forth, 150.0);
-        bench.report.at_most(&format!("packet_ns.reverse.{family}"), back, 150.0);
+        bench
+            .report
+            .at_most(&format!("packet_ns.pass_through.{family}"), passes, 60.0);
+        bench
+            .report
+            .at_most(&format!("packet_ns.established.{family}"), forth, 150.0);
+        bench
+            .report
+            .at_most(&format!("packet_ns.reverse.{family}"), back, 150.0);
     }
     Ok(())
 }
@@ -94,10 +100,21 @@ fn repeated(bench: &mut Bench, mut plane: Plane, ends: &Ends, empty: &OwnedFd) -
     rules.backend(1, SERVICE, ends.vip, TCP);
     rules.publish(SET, &[(1, 1)]);
     rules.frontend(ends.vip, TCP, SERVICE, (SET, SET), flag::OUTSIDE);
-    rules.uplink(plane.index(Device::Uplink), &[node_address(Device::Uplink, ends.vip.is_ipv6())]);
+    rules.uplink(
+        plane.index(Device::Uplink),
+        &[node_address(Device::Uplink, ends.vip.is_ipv6())],
+    );
     plane.write(&rules)?;
-    plane.run(Hook::Ingress, Device::Uplink, &packet::tcp(ends.client, ends.vip, SYN).bytes())?;
-    plane.run(Hook::Egress, Device::Uplink, &packet::tcp(ends.vip, ends.client, SYN | ACK).bytes())?;
+    plane.run(
+        Hook::Ingress,
+        Device::Uplink,
+        &packet::tcp(ends.client, ends.vip, SYN).bytes(),
+    )?;
+    plane.run(
+        Hook::Egress,
+        Device::Uplink,
+        &packet::tcp(ends.vip, ends.client, SYN | ACK).bytes(),
+    )?;
     // Frontend and backend are one: the tuple leads where the direction that is measured looks.
     let ends_of = |end: SocketAddr| (end.ip().into(), Port::new(end.port()));
     let ((client, client_port), (vip, vip_port)) = (ends_of(ends.client), ends_of(ends.vip));
@@ -114,7 +131,11 @@ fn repeated(bench: &mut Bench, mut plane: Plane, ends: &Ends, empty: &OwnedFd) -
         ("reverse", Hook::Egress, back),
     ] {
         bench.check()?;
-        let role = if hook == Hook::Ingress { role::FRONT } else { role::MIDDLE };
+        let role = if hook == Hook::Ingress {
+            role::FRONT
+        } else {
+            role::MIDDLE
+        };
         plane.set_tuple(&tuple, TupleEntry::new(known.slot, known.serial(), role))?;
         let program = plane.program(hook.program())?.fd()?;
         let ifindex = plane.index(Device::Uplink);
@@ -130,9 +151,20 @@ fn repeated(bench: &mut Bench, mut plane: Plane, ends: &Ends, empty: &OwnedFd) -
                 own.push(ours()?);
             }
         }
-        let translated = plane.moved()?.get(&(hook.number(), action::TRANSLATED)).copied().unwrap_or(0);
-        let wanted = if class.starts_with("pass") { 0 } else { u64::from(REPEAT) * BLOCKS as u64 };
-        ensure!(translated >= wanted && (wanted > 0 || translated <= 1), "{class}: {translated} packets were translated");
+        let translated = plane
+            .moved()?
+            .get(&(hook.number(), action::TRANSLATED))
+            .copied()
+            .unwrap_or(0);
+        let wanted = if class.starts_with("pass") {
+            0
+        } else {
+            u64::from(REPEAT) * BLOCKS as u64
+        };
+        ensure!(
+            translated >= wanted && (wanted > 0 || translated <= 1),
+            "{class}: {translated} packets were translated"
+        );
         add(bench, class, ends.name, own, base);
         plane.forget_counters()?;
     }
@@ -148,7 +180,10 @@ fn singles(bench: &mut Bench, mut plane: Plane, ends: &Ends, empty: &OwnedFd) ->
     }
     rules.publish(SET, &members);
     rules.frontend(ends.vip, TCP, SERVICE, (SET, SET), flag::OUTSIDE);
-    rules.uplink(plane.index(Device::Uplink), &[node_address(Device::Uplink, ends.vip.is_ipv6())]);
+    rules.uplink(
+        plane.index(Device::Uplink),
+        &[node_address(Device::Uplink, ends.vip.is_ipv6())],
+    );
     plane.write(&rules)?;
     let ifindex = plane.index(Device::Uplink);
     for (class, tuples) in [("new", SINGLES), ("reused", 200)] {
@@ -182,7 +217,9 @@ fn add(bench: &mut Bench, class: &str, family: &str, mut own: Vec<f64>, mut base
     let p1 = stats::quantile(&mut own, 0.01) - stats::quantile(&mut base, 0.01);
     let p50 = stats::median(&mut own) - stats::median(&mut base);
     let empty = stats::median(&mut base);
-    bench.say(&format!("packets: {class} {family}: {value:.0} ns above an empty program (p50 {p50:.0})"));
+    bench.say(&format!(
+        "packets: {class} {family}: {value:.0} ns above an empty program (p50 {p50:.0})"
+    ));
     bench.report.add(
         Metric::new(format!("packet_ns.{class}.{family}"), "ns", value, own.len())
             .with("p1", p1)

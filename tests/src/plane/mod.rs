@@ -96,13 +96,7 @@ pub enum Device {
 
 impl Device {
     /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::Uplink,
-        Self::Second,
-        Self::Guest,
-        Self::OtherGuest,
-        Self::Unknown,
-    ];
+    pub const ALL: [Self; 5] = [Self::Uplink, Self::Second, Self::Guest, Self::OtherGuest, Self::Unknown];
 
     fn name(self) -> &'static str {
         match self {
@@ -326,7 +320,9 @@ impl Plane {
         let loaded = self.loaded_mut();
         // Nobody looks meanwhile, so that the order is free.
         for id in ids(&old.backends, &rules.backends) {
-            loaded.backends.set(id, rules.backends.get(&id).copied().unwrap_or_default());
+            loaded
+                .backends
+                .set(id, rules.backends.get(&id).copied().unwrap_or_default());
         }
         for id in ids(&old.sets, &rules.sets) {
             if rules.sets.contains_key(&id) {

@@ -196,7 +196,12 @@ impl Rules {
     pub fn elements(&self, id: u32) -> (u32, Vec<u64>) {
         let packed = self.sets[&id].table.chunks(SLOTS_PER_ELEMENT as usize);
         let elements = packed
-            .map(|slots| slots.iter().rev().fold(0, |element, slot| element << 16 | u64::from(*slot)))
+            .map(|slots| {
+                slots
+                    .iter()
+                    .rev()
+                    .fold(0, |element, slot| element << 16 | u64::from(*slot))
+            })
             .collect();
         (id * TABLE_STRIDE, elements)
     }
