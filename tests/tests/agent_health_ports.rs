@@ -165,7 +165,7 @@ fn ranges(node: &Node) -> Result<()> {
 }
 
 fn taken(node: &Node) -> Result<()> {
-    let _servers = node.serve(&ENDPOINTS, Manner::Stay)?;
+    let _servers = node.serve(&ENDPOINTS, Manner::Greet)?;
     let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT);
     let somebody = node.netns().run(|| TcpListener::bind(any))??;
     node.write(

@@ -3,7 +3,8 @@
 use lb_common::{backend::Backend, frontend::FrontendKey, set::SetWord};
 use proptest::prelude::*;
 
-use super::world::{Agent, ROOMY, Watch, history, service, state, world};
+use super::watch::Watch;
+use super::world::{Agent, ROOMY, history, service, state, world};
 use crate::{
     compile::{Compiler, Contents, GRACE_MS},
     datapath::{fake::Fault, maps::Maps},
@@ -145,7 +146,9 @@ fn both_sides_stand_as_they_were_found() {
         weight: 1,
     }));
     assert!(compiler.compile(&grown, None, &mut Vec::new()).is_err());
-    let found = compiler.as_found(&grown, &contents, &Default::default()).unwrap();
+    let found = compiler
+        .as_found(&grown, &contents, &std::collections::HashSet::new())
+        .unwrap();
     assert_eq!(Some(&found), agent.applied.values().next());
 }
 
