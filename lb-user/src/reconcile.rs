@@ -12,7 +12,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use lb_common::{backend::state, frontend::FrontendKey};
+use lb_common::{
+    backend::{Tally, state},
+    frontend::FrontendKey,
+};
 
 use self::owners::Owners;
 use crate::{
@@ -465,9 +468,10 @@ impl<M: Maps> Reconciler<M> {
         self.compiler.reclaim(
             now,
             |id| {
-                kernel
-                    .backend_counter(id)
-                    .is_ok_and(|c| c.established <= c.closed && c.direct.established <= c.direct.closed)
+                kernel.backend_counter(id).is_ok_and(|c| {
+                    let idle = |tally: Tally| tally.established <= tally.closed;
+                    c.established <= c.closed && idle(c.direct) && idle(c.outside)
+                })
             },
             |id| kernel.service_counter(id).is_ok_and(|c| c.established <= c.closed),
         );

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use lb_tests::golden;
 use lb_user::{
-    desired::{Changed, Desired},
+    desired::{Changed, Desired, HealthCheck},
     model::{DesiredService, Member, Problem, Protocol, Scope, SetName, Update, WhenEmpty, WhenEmptyOutside},
 };
 
@@ -110,6 +110,18 @@ fn render(desired: &Desired) -> String {
     if services.is_empty() {
         out.push_str("nothing is served\n");
     }
+    for HealthCheck {
+        port,
+        service,
+        local_endpoints,
+        ..
+    } in desired.health_checks()
+    {
+        let _ = writeln!(
+            out,
+            "health check at port {port}: {service} has {local_endpoints} endpoints here"
+        );
+    }
     for Problem {
         object, field, message, ..
     } in desired.problems()
@@ -176,27 +188,36 @@ cases! {
     c06_duplicates
     c07_fallback_to_terminating
     c07_local_and_cluster_are_independent
+    c07_outside_falls_back_on_its_own
     c07_ready_ones_only
     c08_half_hinted_uses_all
     c08_no_topology_in_the_fallback
     c08_same_node_hints
     c08_zone_hints
     c09_local_without_a_local_endpoint
+    c09_outside_local_without_a_local_endpoint
     c10_from_inside_the_cluster_set_counts
     c11_no_endpoints_refuse
+    c11_outside_local_without_any_endpoint
     c12_no_node_port_without_the_type
     c12_node_ports_all
     c12_node_ports_in_ranges
     c12_node_ports_primary
     c13_load_balancer_ip_mode
     c14_source_ranges_are_read
+    c14_source_ranges_limit_their_family
+    c14_source_ranges_want_a_load_balancers_address
     c15_external_ips
     c15_external_ips_switched_off
+    c16_local_load_balancer_without_node_port
     c16_load_balancer_without_node_port
+    c17_the_external_policy_acts_live
     c18_affinity_acts_live
     c18_affinity_out_of_bounds
     c18_no_affinity_to_an_endpoint_that_is_not_usable
     c20_terminating_endpoints_drain
+    c21_health_checks
+    c21_one_owner_for_each_health_check_port
     hostile_endpoint_addresses
     hostile_service_addresses
     k33_ports_share_one_table

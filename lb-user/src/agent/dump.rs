@@ -6,11 +6,12 @@ use lb_common::{
     addr::{Addr, Port},
     backend::state,
     counter::{self, action, hook},
-    frontend::flag,
+    frontend::{Frontend, SourceKey, flag},
     maps as names,
 };
 
 use crate::{
+    compile::Source,
     reconcile::Reconciler,
     view::{MapDumpView, MapRowView, QueryError},
 };
@@ -46,7 +47,13 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
     let mut rows: Vec<(Vec<u8>, MapRowView)> = Vec::new();
     let mut push = |order: Vec<u8>, key: String, value: String| rows.push((order, MapRowView { key, value }));
     match *name {
-        names::FRONTENDS | names::SETS | names::LISTS | names::TABLES | names::BACKENDS | names::MEMBERS => {
+        names::FRONTENDS
+        | names::SETS
+        | names::LISTS
+        | names::TABLES
+        | names::BACKENDS
+        | names::MEMBERS
+        | names::SOURCES => {
             let contents = kernel.dump().map_err(|e| failed(&e))?;
             match *name {
                 names::FRONTENDS => {
@@ -62,8 +69,11 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                             order_of(key.addr, key.port, key.proto),
                             format!("{}/{}", at(key.addr, key.port), protocol(key.proto)),
                             format!(
-                                "service={} set={} kind={kind} when_empty={empty} affinity_seconds={}",
-                                value.service_id, value.set_id, value.affinity_seconds
+                                "service={} set={} kind={kind} when_empty={empty} affinity_seconds={} {}",
+                                value.service_id,
+                                value.set_id,
+                                value.affinity_seconds,
+                                outside(&value)
                             ),
                         );
                     }
@@ -130,6 +140,19 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                                 protocol(backend.proto),
                                 backend.service_id
                             ),
+                        );
+                    }
+                }
+                names::SOURCES => {
+                    for source in contents.sources {
+                        let SourceKey { service_id, addr } = source.key;
+                        let mut order = service_id.to_be_bytes().to_vec();
+                        order.extend(order_of(addr, Port::default(), 0));
+                        order.push(source.bits as u8);
+                        push(
+                            order,
+                            format!("service {service_id} {}", range(&source)),
+                            "1".to_owned(),
                         );
                     }
                 }
@@ -288,6 +311,35 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
         truncated,
         rows: rows.into_iter().map(|(_, row)| row).collect(),
     })
+}
+
+/// What clients outside the node meet at a frontend.
+fn outside(frontend: &Frontend) -> String {
+    let has = |bit| frontend.flags & bit != 0;
+    if !has(flag::OUTSIDE) {
+        return "outside=no".to_owned();
+    }
+    let when_empty = if has(flag::SILENT_WHEN_EMPTY_OUTSIDE) {
+        "silent"
+    } else {
+        "refuse"
+    };
+    format!(
+        "outside={} outside_when_empty={when_empty} masquerade={} source_ranges={}",
+        frontend.outside_set_id,
+        has(flag::MASQUERADE_OUTSIDE),
+        has(flag::SOURCE_RANGES)
+    )
+}
+
+/// A source range as people write it.
+fn range(source: &Source) -> String {
+    let bits = source.bits.saturating_sub(SourceKey::BITS - 128);
+    match IpAddr::from(source.key.addr) {
+        IpAddr::V4(v4) if bits >= 96 => format!("{v4}/{}", bits - 96),
+        IpAddr::V4(v4) => format!("{}/{bits}", v4.to_ipv6_mapped()),
+        IpAddr::V6(v6) => format!("{v6}/{bits}"),
+    }
 }
 
 fn order_of(addr: Addr, port: Port, proto: u8) -> Vec<u8> {

@@ -4,6 +4,7 @@
 //! given to anybody else until [`Compiler::retire`] and a grace. The order of writes is `plan`'s business.
 
 mod contents;
+mod frontends;
 mod members;
 mod restored;
 mod sources;
@@ -12,21 +13,22 @@ mod space;
 use std::collections::{HashMap, HashSet};
 
 use lb_common::{
-    abi::{TCP, UDP},
     addr::{Addr, Port},
     affinity::Membership,
     backend::{Backend, state},
-    frontend::{Frontend, FrontendKey, flag},
+    frontend::{Frontend, FrontendKey},
     maglev,
     set::{SetWord, elements_for},
 };
 
-use crate::model::{self, DesiredService, FrontendKind, Protocol, SetName, WhenEmpty, WhenEmptyOutside};
+use crate::model::{self, DesiredService, SetName};
 
+use frontends::{Side, Use, key, set_ids, uses, value};
 use members::{Placed, digest, list_order};
 use restored::Restored;
 
 pub use contents::{Contents, List, table_hash};
+pub use frontends::proto;
 pub use members::slots_of;
 pub use sources::Source;
 pub use space::{Full, GRACE_MS, Ids, Space};
@@ -250,32 +252,17 @@ impl Compiler {
         let backends = self.compile_backends(desired, old, service_id, taken)?;
         let mut sets = Vec::with_capacity(desired.sets.len());
         for (index, set) in desired.sets.iter().enumerate() {
-            let used_by = || {
-                let uses = desired.frontends.iter().zip(&keys).flat_map(|(f, key)| {
-                    let inside = (f.set == index).then_some((
-                        f,
-                        Use {
-                            key: *key,
-                            side: Side::Inside,
-                        },
-                    ));
-                    let outside = f.outside.filter(|outside| outside.set == index);
-                    let outside = outside.map(|_| {
-                        (
-                            f,
-                            Use {
-                                key: *key,
-                                side: Side::Outside,
-                            },
-                        )
-                    });
-                    inside.into_iter().chain(outside)
-                });
-                uses
-            };
-            let affinity = used_by().any(|(f, _)| f.affinity_seconds.is_some());
-            let used_by = || used_by().map(|(_, by)| by);
-            sets.push(self.compile_set(set, service_id, affinity, &backends, old, used_by, tables, taken)?);
+            let uses = desired
+                .frontends
+                .iter()
+                .zip(&keys)
+                .flat_map(|(frontend, key)| uses(frontend, *key));
+            let used_by: Vec<Use> = uses.filter(|(set, _)| *set == index).map(|(_, by)| by).collect();
+            let affinity = desired.frontends.iter().any(|frontend| {
+                let met = frontend.set == index || frontend.outside.is_some_and(|outside| outside.set == index);
+                met && frontend.affinity_seconds.is_some()
+            });
+            sets.push(self.compile_set(set, service_id, affinity, &backends, old, &used_by, tables, taken)?);
         }
         let mut frontends: Vec<(FrontendKey, Frontend)> = desired
             .frontends
@@ -337,14 +324,14 @@ impl Compiler {
         clippy::too_many_arguments,
         reason = "one private step of one function, split for reading"
     )]
-    fn compile_set<K: Iterator<Item = Use>>(
+    fn compile_set(
         &mut self,
         set: &model::BackendSet,
         service_id: u32,
         affinity: bool,
         backends: &[(u32, Backend)],
         old: Option<&Compiled>,
-        used_by: impl Fn() -> K,
+        used_by: &[Use],
         tables: &mut Vec<TableWrite>,
         taken: &mut Taken,
     ) -> Result<CompiledSet, Full> {
@@ -632,87 +619,6 @@ impl Taken {
         self.tables.push((offset, len));
         offset
     }
-}
-
-/// The protocol's number in keys and values.
-pub fn proto(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => TCP,
-        Protocol::Udp => UDP,
-    }
-}
-
-fn key(frontend: &model::Frontend) -> FrontendKey {
-    FrontendKey::new(
-        frontend.addr.into(),
-        Port::new(frontend.port.get()),
-        proto(frontend.protocol),
-    )
-}
-
-fn value(frontend: &model::Frontend, service_id: u32, sets: &[CompiledSet]) -> Frontend {
-    let kind = match frontend.kind {
-        FrontendKind::ClusterIp => 0,
-        FrontendKind::NodePort => 1,
-        FrontendKind::ExternalIp => 2,
-        FrontendKind::LoadBalancer => 3,
-    };
-    let mut flags = kind << flag::KIND_SHIFT;
-    let mut raise = |bit, when| flags |= if when { bit } else { 0 };
-    raise(
-        flag::UNREACHABLE_WHEN_EMPTY,
-        frontend.when_empty == WhenEmpty::Unreachable,
-    );
-    if let Some(outside) = frontend.outside {
-        raise(flag::OUTSIDE, true);
-        raise(
-            flag::SILENT_WHEN_EMPTY_OUTSIDE,
-            outside.when_empty == WhenEmptyOutside::Silence,
-        );
-        raise(flag::MASQUERADE_OUTSIDE, outside.masquerade);
-        raise(flag::SOURCE_RANGES, outside.source_ranges);
-    }
-    let set_id = sets[frontend.set].set_id;
-    Frontend {
-        service_id,
-        set_id,
-        flags,
-        affinity_seconds: frontend.affinity_seconds.unwrap_or(0),
-        outside_set_id: frontend.outside.map_or(set_id, |outside| sets[outside.set].set_id),
-        pad: 0,
-    }
-}
-
-/// Who uses a set: a frontend, for the clients of one side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Use {
-    key: FrontendKey,
-    side: Side,
-}
-
-/// On which side of the node's border a client is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Side {
-    Inside,
-    Outside,
-}
-
-impl Side {
-    const BOTH: [Self; 2] = [Self::Inside, Self::Outside];
-
-    /// The set that a frontend has for clients of this side.
-    fn set_id(self, frontend: &Frontend) -> Option<u32> {
-        match self {
-            Self::Inside => Some(frontend.set_id),
-            Self::Outside => (frontend.flags & flag::OUTSIDE != 0).then_some(frontend.outside_set_id),
-        }
-    }
-}
-
-/// The ids of the sets that a frontend names, one for each use.
-fn set_ids(frontend: &Frontend) -> impl Iterator<Item = u32> {
-    let frontend = *frontend;
-    Side::BOTH.into_iter().filter_map(move |side| side.set_id(&frontend))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use lb_common::{
 use super::{
     Capacity, Compiled, CompiledSet, Compiler, Contents, List, Shared, Side, Source, Table, Use,
     members::{digest, placed},
-    order,
+    order, set_ids,
 };
 use crate::model::{DesiredService, FrontendKind, Protocol, Scope, SetName};
 
@@ -127,14 +127,16 @@ impl Restored {
 
     /// The Service's set that these uses name, if it may become the one with `members`: nobody else names it, or it
     /// stays as it is. Else the others would meet these members until they are written themselves.
-    pub(super) fn claim_set<K: Iterator<Item = Use>>(
+    pub(super) fn claim_set(
         &mut self,
         service_id: u32,
-        used_by: impl Fn() -> K,
+        used_by: &[Use],
         members: &[(u32, u16)],
     ) -> Option<(u32, (SetWord, List))> {
         let mut candidates: Vec<(u32, u32)> = Vec::new();
-        let held = used_by().filter_map(|by| Some((by.side, self.frontends.get(&by.key)?)));
+        let held = used_by
+            .iter()
+            .filter_map(|by| Some((by.side, self.frontends.get(&by.key)?)));
         for id in held
             .filter(|(_, held)| held.service_id == service_id)
             .filter_map(|(side, held)| side.set_id(held))
@@ -205,18 +207,18 @@ impl Compiler {
             .filter(|id| *id > 0 && *id < capacity.services)
             .collect();
         this.services.adopt(service_ids.iter().copied());
-        let named = contents.frontends.values().flat_map(super::set_ids);
-        let set_ids: HashSet<u32> = named
+        let named = contents.frontends.values().flat_map(set_ids);
+        let named: HashSet<u32> = named
             .chain(contents.sets.keys().copied())
             .filter(|id| *id > 0 && *id < capacity.sets)
             .collect();
-        this.sets.adopt(set_ids.iter().copied());
+        this.sets.adopt(named.iter().copied());
         let mut backend_ids: Vec<u32> = contents.backends.keys().copied().collect();
         backend_ids.retain(|id| *id > 0 && *id < capacity.backends);
         backend_ids.sort_unstable();
         this.backends.adopt(backend_ids.iter().copied());
 
-        let mut sorted: Vec<u32> = set_ids.into_iter().collect();
+        let mut sorted: Vec<u32> = named.into_iter().collect();
         sorted.sort_unstable();
         for id in sorted {
             if !this.restore_set(id, contents) {
@@ -226,7 +228,7 @@ impl Compiler {
         let restored = &mut this.restored;
         restored.services = service_ids.into_iter().map(|id| (id, false)).collect();
         for frontend in contents.frontends.values() {
-            for set_id in super::set_ids(frontend) {
+            for set_id in set_ids(frontend) {
                 *restored.named.entry(set_id).or_default() += 1;
             }
             if let Some(has_cluster_ip) = restored.services.get_mut(&frontend.service_id) {
@@ -340,7 +342,7 @@ impl Compiler {
                 affinity: contents.memberships.iter().any(|m| m.set_id == set_id),
             });
         }
-        let whole = |held: &Frontend| super::set_ids(held).all(|id| sets.iter().any(|set| set.set_id == id));
+        let whole = |held: &Frontend| set_ids(held).all(|id| sets.iter().any(|set| set.set_id == id));
         frontends.retain(|(_, held)| whole(held));
         sets.sort_by(|a, b| a.name.cmp(&b.name));
         for (_, backend) in &backends {

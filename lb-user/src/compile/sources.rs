@@ -103,3 +103,72 @@ impl Compiler {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    /// Addresses that share prefixes of every length, and some that are mapped IPv4 ones.
+    fn any_address() -> impl Strategy<Value = IpAddr> {
+        let v4 = prop_oneof![any::<u32>(), (0..32_u32).prop_map(|bit| 0x0a00_0000 ^ 1 << bit)];
+        let near = (0..128_u32).prop_map(|bit| MAPPED ^ 1 << bit);
+        let v6 = prop_oneof![any::<u128>(), near, (0..128_u32).prop_map(|bit| 0xfd << 120 ^ 1 << bit)];
+        prop_oneof![
+            v4.prop_map(|bits| Ipv4Addr::from(bits).into()),
+            v6.prop_map(|bits| Ipv6Addr::from(bits).into()),
+        ]
+    }
+
+    fn any_range() -> impl Strategy<Value = Cidr> {
+        (any_address(), 0..=128_u8).prop_map(|(addr, prefix)| {
+            let prefix = if addr.is_ipv4() { prefix / 4 } else { prefix };
+            Cidr::new(addr, prefix).expect("a length that the family has")
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn c14_entries_admit_whom_the_ranges_hold(ranges in vec(any_range(), 0..4), clients in vec(any_address(), 1..20)) {
+            let entries = compile(&ranges, 7);
+            prop_assert!(entries.is_sorted_by(|a, b| a < b), "sorted, each once");
+            prop_assert!(entries.iter().all(|e| (SERVICE_BITS..=SourceKey::BITS).contains(&e.bits)));
+            for client in clients {
+                // An IPv6 packet with a mapped source is dropped by the kernel, whoever it is meant for.
+                if matches!(client, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some()) {
+                    continue;
+                }
+                let held = ranges.iter().any(|range| range.contains(client));
+                let admitted = entries.iter().any(|entry| entry.admits(7, client));
+                prop_assert_eq!(admitted, held, "{} in {:?}", client, ranges);
+                prop_assert!(!entries.iter().any(|entry| entry.admits(8, client)), "another Service's");
+            }
+        }
+    }
+
+    fn entries(range: &str) -> Vec<(u32, String)> {
+        compile(&[range.parse().unwrap()], 7)
+            .iter()
+            .map(|source| (source.bits, IpAddr::from(source.key.addr).to_string()))
+            .collect()
+    }
+
+    #[test]
+    fn ranges_are_prefixes_of_service_and_mapped_address() {
+        assert_eq!(entries("10.0.0.0/8"), [(32 + 96 + 8, "10.0.0.0".to_owned())]);
+        assert_eq!(entries("192.0.2.7/32"), [(160, "192.0.2.7".to_owned())]);
+        assert_eq!(entries("fd00::/8"), [(32 + 8, "fd00::".to_owned())]);
+    }
+
+    #[test]
+    fn an_ipv6_range_around_the_mapped_addresses_leaves_them_out() {
+        assert_eq!(entries("::fffe:0:0/95"), [(32 + 96, "::fffe:0:0".to_owned())]);
+        assert_eq!(entries("::ffff:10.0.0.0/104"), []);
+        assert_eq!(entries("::/0").len(), 96);
+    }
+}

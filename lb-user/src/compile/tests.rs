@@ -4,4 +4,5 @@ mod history;
 mod restart;
 mod room;
 mod sharing;
+mod watch;
 pub(crate) mod world;

@@ -34,6 +34,14 @@ fn address(family: Family, last: u8) -> IpAddr {
     }
 }
 
+fn any_source_ranges() -> impl Strategy<Value = SourceRanges> {
+    let of = |texts: [&str; 2]| {
+        let ranges: Vec<Cidr> = texts.iter().map(|text| text.parse().expect("a range")).collect();
+        option::of(subsequence(ranges, 0..=2)).prop_map(|ranges| ranges.map(Into::into))
+    };
+    (of(["10.0.0.0/8", "192.0.2.7/32"]), of(["fd00::/8", "2001:db8::/32"])).prop_map(|(v4, v6)| SourceRanges { v4, v6 })
+}
+
 fn any_service() -> impl Strategy<Value = Arc<Service>> {
     let identity = (
         0..5_u8,
@@ -62,9 +70,12 @@ fn any_service() -> impl Strategy<Value = Arc<Service>> {
             0..=3,
         ),
         any::<(bool, bool, bool)>(),
+        (any::<bool>(), option::of(1..4_u16), any_source_ranges()),
     );
     (identity, spec).prop_map(|((name, created, proxy_name, headless_label), spec)| {
-        let (service_type, families, cluster_ip, external, lb, ports, (affinity, internal_local, node_ports)) = spec;
+        let (service_type, families, cluster_ip, external, lb, ports, bits, outside) = spec;
+        let (affinity, internal_local, node_ports) = bits;
+        let (external_local, health_check, source_ranges) = outside;
         Arc::new(Service {
             name: ObjectName::new("default", &format!("svc-{name}")),
             origin: "test".into(),
@@ -81,7 +92,7 @@ fn any_service() -> impl Strategy<Value = Arc<Service>> {
                     vip,
                 })
                 .collect(),
-            source_ranges: SourceRanges::default(),
+            source_ranges,
             ports: ports
                 .into_iter()
                 .map(|(name, protocol, number)| ServicePort {
@@ -93,8 +104,8 @@ fn any_service() -> impl Strategy<Value = Arc<Service>> {
                 .collect(),
             affinity: affinity.then_some(Affinity { seconds: 60 }),
             internal_local,
-            external_local: false,
-            health_check_node_port: None,
+            external_local,
+            health_check_node_port: health_check.map(|number| port(31_000 + number)),
         })
     })
 }
@@ -255,14 +266,14 @@ fn content(kind: Kind, objects: impl Iterator<Item = Object>) -> Content {
     }
 }
 
-type Outcome = (BTreeMap<ObjectName, DesiredService>, Vec<Problem>);
+type Outcome = (BTreeMap<ObjectName, DesiredService>, Vec<Problem>, Vec<HealthCheck>);
 
 fn outcome(desired: &Desired) -> Outcome {
     let services = desired
         .services()
         .map(|service| (service.name.clone(), service))
         .collect();
-    (services, desired.problems())
+    (services, desired.problems(), desired.health_checks())
 }
 
 proptest! {
@@ -277,9 +288,9 @@ proptest! {
         let mut world = World::default();
         let mut desired = Desired::new(config());
         for step in steps {
-            let (before, _) = outcome(&desired);
+            let (before, ..) = outcome(&desired);
             let changed = desired.apply(world.take(step.clone()));
-            let (after, _) = outcome(&desired);
+            let (after, ..) = outcome(&desired);
             let names: BTreeSet<&ObjectName> = before.keys().chain(after.keys()).collect();
             for name in names {
                 prop_assert!(
@@ -320,9 +331,26 @@ proptest! {
                 let set = service.sets.get(frontend.set).expect("the set exists");
                 prop_assert_eq!(set.name.ipv6, frontend.addr.is_ipv6());
                 prop_assert_eq!(set.name.protocol, frontend.protocol);
+                prop_assert_eq!(frontend.outside.is_some(), frontend.kind != FrontendKind::ClusterIp);
+                let Some(outside) = frontend.outside else { continue };
+                let set = service.sets.get(outside.set).expect("the set exists");
+                prop_assert_eq!((set.name.ipv6, set.name.protocol), (frontend.addr.is_ipv6(), frontend.protocol));
+                let local = desired.input(&service.name).expect("it is served").external_local;
+                prop_assert_eq!(set.name.scope == Scope::Local, local);
+                prop_assert_eq!(outside.masquerade, !local, "the source is preserved where endpoints are local (C17)");
+                prop_assert!(outside.when_empty == WhenEmptyOutside::Refuse || local);
+                prop_assert!(!outside.source_ranges || frontend.kind == FrontendKind::LoadBalancer);
             }
+            let limited = |ipv6: bool| {
+                let limited = |f: &Frontend| f.addr.is_ipv6() == ipv6 && f.outside.is_some_and(|o| o.source_ranges);
+                service.frontends.iter().any(limited)
+            };
+            prop_assert!(service.sources.is_sorted_by(|a, b| a < b), "each range once");
+            prop_assert!(service.sources.iter().all(|range| limited(range.is_ipv6())), "ranges that nobody asks for");
             for (i, set) in service.sets.iter().enumerate() {
-                prop_assert!(service.frontends.iter().any(|frontend| frontend.set == i), "a set that nobody names");
+                prop_assert!(service.frontends.iter().any(|frontend| {
+                    frontend.set == i || frontend.outside.is_some_and(|outside| outside.set == i)
+                }), "a set that nobody names");
                 prop_assert!(set.members.is_sorted_by(|a, b| (a.addr, a.port) < (b.addr, b.port)));
                 prop_assert!(set.draining.is_sorted_by(|a, b| (a.addr, a.port) < (b.addr, b.port)));
                 for member in &set.members {
@@ -334,6 +362,106 @@ proptest! {
             }
         }
     }
+}
+
+/// What clients on the node meet: each frontend with its set, and nothing of what is outside.
+fn inside(desired: &Desired) -> BTreeMap<ObjectName, Vec<(Frontend, BackendSet)>> {
+    let of = |service: &DesiredService| {
+        let frontends = service.frontends.iter().map(|frontend| {
+            let set = service.sets[frontend.set].clone();
+            let frontend = Frontend {
+                set: 0,
+                outside: None,
+                ..frontend.clone()
+            };
+            (frontend, set)
+        });
+        frontends.collect()
+    };
+    desired
+        .services()
+        .map(|service| (service.name.clone(), of(&service)))
+        .collect()
+}
+
+proptest! {
+    /// C10: the external policy, source ranges and health checks are for those outside.
+    #[test]
+    fn c10_nothing_changes_inside_by_what_is_said_of_outside(objects in vec(any_object(), 1..20)) {
+        let (mut desired, mut plain) = (Desired::new(config()), Desired::new(config()));
+        for object in objects {
+            desired.apply(Update::Apply(object.clone()));
+            plain.apply(Update::Apply(match object {
+                Object::Service(service) => Object::Service(Arc::new(Service {
+                    external_local: false,
+                    source_ranges: SourceRanges::default(),
+                    health_check_node_port: None,
+                    ..(*service).clone()
+                })),
+                other => other,
+            }));
+        }
+        prop_assert_eq!(inside(&desired), inside(&plain));
+    }
+
+    /// C21: who has a port is a load balancer's Service of ours with the external policy Local, and each port is one's.
+    #[test]
+    fn c21_health_checks_are_for_local_load_balancers(objects in vec(any_object(), 1..30)) {
+        let mut desired = Desired::new(config());
+        for object in objects {
+            desired.apply(Update::Apply(object));
+        }
+        let checks = desired.health_checks();
+        prop_assert!(checks.is_sorted_by(|a, b| a.port < b.port), "each port once");
+        for check in &checks {
+            let service = desired.input(&check.service).expect("it is there");
+            prop_assert!(desired.names().any(|name| *name == check.service), "it is ours");
+            prop_assert_eq!(service.service_type, ServiceType::LoadBalancer);
+            prop_assert!(service.external_local);
+            prop_assert_eq!(service.health_check_node_port, Some(check.port));
+        }
+        // Whoever wants a port and has none is told so.
+        let wanting = desired.names().filter(|name| {
+            let service = desired.input(name).expect("it is there");
+            service.service_type == ServiceType::LoadBalancer
+                && service.external_local
+                && service.health_check_node_port.is_some()
+        });
+        let problems = desired.problems();
+        for name in wanting {
+            let told = problems.iter().any(|problem| {
+                problem.field == "spec.healthCheckNodePort" && problem.object == format!("Service {name}")
+            });
+            prop_assert_eq!(told, checks.iter().all(|check| check.service != *name));
+        }
+    }
+}
+
+/// Where node ports are served in ranges alone, health checks are answered there alone, and never at an address that the
+/// host has not.
+#[test]
+fn c21_health_checks_are_answered_where_node_ports_are() {
+    let addresses = |config| {
+        let mut desired = Desired::new(config);
+        desired.apply(Update::Apply(Object::Node(Arc::new(Node {
+            name: "node-1".into(),
+            zone: None,
+            internal_ips: [address(Family::V4, 4)].into(),
+            external_ips: ["10.96.9.9".parse().unwrap()].into(),
+            leaving: false,
+        }))));
+        desired.apply(Update::Addresses(NodeAddresses {
+            addresses: [address(Family::V4, 4), address(Family::V6, 5)].into(),
+        }));
+        desired.health_check_addresses()
+    };
+    assert_eq!(addresses(config()), None);
+    let ranges = NodePortAddresses::Ranges(vec!["10.96.0.0/12".parse().unwrap()]);
+    let in_ranges = Config {
+        node_port_addresses: ranges,
+        ..config()
+    };
+    assert_eq!(addresses(in_ranges), Some(vec![address(Family::V4, 4)]));
 }
 
 #[test]

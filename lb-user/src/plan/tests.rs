@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     compile::{
         Capacity, Compiler,
-        tests::world::{Agent, ROOMY, service, state, world},
+        tests::world::{Agent, ROOMY, State, service, state, world},
     },
     datapath::{fake::Memory, maps::Maps},
 };
@@ -40,6 +40,42 @@ fn backends_come_before_tables_before_frontends_and_go_after_them() {
         names::BACKENDS,
     ];
     assert_eq!(order, wanted);
+}
+
+/// A Service whose address of a load balancer admits these ranges.
+fn limited(ranges: &[&str]) -> crate::model::DesiredService {
+    let mut wanted = service("a", 1, &[&[1]]);
+    wanted.frontends[0].kind = crate::model::FrontendKind::LoadBalancer;
+    wanted.frontends[0].outside = Some(crate::model::Outside {
+        set: 0,
+        when_empty: crate::model::WhenEmptyOutside::Refuse,
+        masquerade: true,
+        source_ranges: true,
+    });
+    wanted.sources = ranges.iter().map(|range| range.parse().unwrap()).collect();
+    wanted
+}
+
+#[test]
+fn source_ranges_come_before_who_asks_for_them_and_go_after() {
+    let order = |from: &State, to: &State| {
+        let mut agent = Agent::fresh(from);
+        let (plan, _) = agent.compile(to).unwrap();
+        let mut order = Vec::new();
+        let note = &mut |memory: &Memory, store: crate::datapath::fake::Store| {
+            if [names::FRONTENDS, names::SOURCES].contains(&store.map) {
+                order.push((store.map, memory.sources.len()));
+            }
+        };
+        agent.memory.carry_out(&plan, note).unwrap();
+        order
+    };
+    let (none, first) = (state([]), state([limited(&["10.0.0.0/8"])]));
+    let other = state([limited(&["192.0.2.0/24", "fd00::/8"])]);
+    let (ranges, frontends) = (names::SOURCES, names::FRONTENDS);
+    assert_eq!(order(&none, &first), [(ranges, 1), (frontends, 1)]);
+    assert_eq!(order(&first, &other), [(ranges, 2), (ranges, 3), (ranges, 2)]);
+    assert_eq!(order(&other, &none), [(frontends, 2), (ranges, 1), (ranges, 0)]);
 }
 
 #[test]
@@ -125,12 +161,14 @@ type Damage<'a> = &'a dyn Fn(&mut Memory);
 fn every_kind_of_damage_is_found() {
     let mut wanted = service("a", 1, &[&[1, 2], &[3]]);
     wanted.frontends[0].affinity_seconds = Some(60);
+    wanted.sources = vec!["10.0.0.0/8".parse().unwrap()];
     let agent = Agent::fresh(&state([wanted]));
     let service = agent.applied.values().next().unwrap();
     let set = &service.sets[0];
     let key = service.frontends[0].0;
     let backend = service.backends[0].0;
-    let damages: [(&str, Damage<'_>); 12] = [
+    let source = service.sources[0];
+    let damages: [(&str, Damage<'_>); 15] = [
         ("frontend lost", &|m| m.frontends.retain(|k, _| *k != key)),
         ("frontend changed", &|m| {
             m.frontends.get_mut(&key).unwrap().affinity_seconds = 1;
@@ -151,6 +189,13 @@ fn every_kind_of_damage_is_found() {
             m.backends[400].state = lb_common::backend::state::ACTIVE;
         }),
         ("membership lost", &|m| m.memberships.clear()),
+        ("outside set changed", &|m| {
+            m.frontends.get_mut(&key).unwrap().outside_set_id += 1;
+        }),
+        ("source range lost", &|m| m.sources.clear()),
+        ("source range foreign", &|m| {
+            m.sources.insert(Source { bits: 32, ..source });
+        }),
     ];
     for (what, damage) in damages {
         let mut memory = agent.memory.clone();

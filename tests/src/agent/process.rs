@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::{self, Read, Write},
-    net::{IpAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
@@ -224,7 +224,7 @@ impl Agent {
     /// # Errors
     /// Why there is no answer.
     pub fn dump_state(&self) -> Result<BTreeMap<&'static str, MapDumpView>> {
-        ["FRONTENDS", "SETS", "LISTS", "TABLES", "BACKENDS", "MEMBERS"]
+        ["FRONTENDS", "SETS", "LISTS", "TABLES", "BACKENDS", "MEMBERS", "SOURCES"]
             .into_iter()
             .map(|map| Ok((map, self.dump(map)?)))
             .collect()
@@ -254,8 +254,16 @@ impl Agent {
     /// # Errors
     /// Where nobody answers.
     pub fn get(&self, path: &str) -> Result<Page> {
+        self.get_from(METRICS, path)
+    }
+
+    /// Fetches a page from an address of the agent's node.
+    ///
+    /// # Errors
+    /// Where nobody answers.
+    pub fn get_from(&self, address: SocketAddr, path: &str) -> Result<Page> {
         let ask = || -> io::Result<String> {
-            let mut stream = TcpStream::connect_timeout(&METRICS, Duration::from_secs(2))?;
+            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(2))?;
             stream.set_read_timeout(Some(Duration::from_secs(10)))?;
             write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
             let mut answer = String::new();

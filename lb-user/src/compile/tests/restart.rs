@@ -3,7 +3,8 @@
 use lb_common::{backend::Backend, frontend::FrontendKey, set::SetWord};
 use proptest::prelude::*;
 
-use super::world::{Agent, ROOMY, Watch, history, service, state, world};
+use super::watch::Watch;
+use super::world::{Agent, ROOMY, history, service, state, world};
 use crate::{
     compile::{Compiler, Contents, GRACE_MS},
     datapath::{fake::Fault, maps::Maps},
@@ -77,6 +78,78 @@ fn keeps_its_ids(service: &DesiredService) -> bool {
         .frontends
         .iter()
         .any(|f| f.kind == crate::model::FrontendKind::ClusterIp)
+}
+
+/// A Service with a node port beside its cluster IP, whose clients outside have a set of their own.
+fn with_local_set(local: &[u32]) -> DesiredService {
+    let mut wanted = service("a", 1, &[&[1, 2, 3], local]);
+    let mut node_port = wanted.frontends[0].clone();
+    node_port.kind = crate::model::FrontendKind::NodePort;
+    node_port.addr = "192.0.2.1".parse().unwrap();
+    node_port.affinity_seconds = Some(60);
+    node_port.outside = Some(crate::model::Outside {
+        set: 1,
+        when_empty: crate::model::WhenEmptyOutside::Silence,
+        masquerade: false,
+        source_ranges: false,
+    });
+    // The second set is outside's alone.
+    wanted.frontends.truncate(1);
+    wanted.frontends.push(node_port);
+    wanted.sets[1].name = super::world::set_name("p000");
+    wanted.sets[1].name.scope = crate::model::Scope::Local;
+    for member in &mut wanted.sets[1].members {
+        member.port = super::world::port(8000);
+    }
+    wanted
+}
+
+/// A set that nobody but clients outside meets is found again by the frontend that names it, and remembers them.
+#[test]
+fn the_outside_set_keeps_its_id() {
+    let mut agent = Agent::fresh(&state([with_local_set(&[1])]));
+    let before = agent.applied.values().next().unwrap().clone();
+    assert_eq!(before.sets.len(), 2);
+    assert_eq!(before.frontends[1].1.outside_set_id, before.sets[1].set_id);
+    assert!(
+        before.sets[1].affinity,
+        "an affinity from outside needs its memberships"
+    );
+    assert_eq!(before.backends.len(), 3);
+    assert_eq!(agent.restart(&state([with_local_set(&[1])])).unwrap(), Plan::default());
+    assert_eq!(agent.applied.values().next(), Some(&before));
+    agent.check();
+
+    // Changed meanwhile: only its own word, list and memberships are written.
+    let plan = agent.restart(&state([with_local_set(&[1, 2])])).unwrap();
+    let after = agent.applied.values().next().unwrap();
+    let ids = |service: &crate::compile::Compiled| service.sets.iter().map(|s| s.set_id).collect::<Vec<_>>();
+    assert_eq!(ids(after), ids(&before));
+    assert_eq!(
+        (plan.flip_sets.len(), plan.put_frontends.len(), plan.drop_sets.len()),
+        (1, 0, 0)
+    );
+    agent.check();
+    agent.empty();
+}
+
+/// What the kernel holds for both sides stands, where the Service no longer fits.
+#[test]
+fn both_sides_stand_as_they_were_found() {
+    let agent = Agent::fresh(&state([with_local_set(&[1])]));
+    let contents = agent.memory.dump().unwrap();
+    let mut compiler = Compiler::restore(ROOMY, &contents);
+    let mut grown = with_local_set(&[1]);
+    grown.sets[0].members.extend((0..600).map(|i| crate::model::Member {
+        addr: super::world::endpoint_addr(100 + i),
+        port: super::world::port(8000),
+        weight: 1,
+    }));
+    assert!(compiler.compile(&grown, None, &mut Vec::new()).is_err());
+    let found = compiler
+        .as_found(&grown, &contents, &std::collections::HashSet::new())
+        .unwrap();
+    assert_eq!(Some(&found), agent.applied.values().next());
 }
 
 /// Tables of one member all look alike. The set that changed must not take the table that the other one still uses.
@@ -168,6 +241,14 @@ fn what_nobody_can_claim_is_freed() {
         ..Default::default()
     };
     agent.memory.frontends.insert(FrontendKey::default(), foreign);
+    // Ranges of a Service that is not there any more, whose id must not admit them at the next one.
+    for service_id in [9, 4_000_000] {
+        let key = lb_common::frontend::SourceKey {
+            service_id,
+            addr: twin.addr,
+        };
+        agent.memory.sources.insert(crate::compile::Source { key, bits: 160 });
+    }
 
     agent.restart(&wanted).unwrap();
     agent.settle();
