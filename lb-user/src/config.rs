@@ -358,6 +358,15 @@ pub struct PortRange {
     pub last: u16,
 }
 
+impl Default for PortRange {
+    fn default() -> Self {
+        Self {
+            first: lb_common::flow::FIRST_PORT,
+            last: lb_common::flow::LAST_PORT,
+        }
+    }
+}
+
 impl PortRange {
     /// The fewest ports that a range of sources has.
     pub const FEWEST: u16 = 16;

@@ -24,6 +24,8 @@ use crate::{
 
 /// How much longer than a look at all routes took it is left alone: a node may have a million of them.
 const ROUTES_REST: u32 = 50;
+/// A shorter rest is none.
+const LONG_REST: Duration = Duration::from_millis(100);
 
 /// What is known of the interfaces where packets are translated.
 #[derive(Debug, Default)]
@@ -44,23 +46,14 @@ impl Uplinks {
     fn read(&mut self) -> Result<Network, String> {
         let now = Instant::now();
         let known = self.default_routes.take().filter(|(_, until)| now < *until);
-        let (routes, until) = match known {
-            Some(known) => known,
-            None => {
-                let routes = links::read_default_routes().map_err(|error| error.reason())?;
-                let took = now.elapsed();
-                // On most nodes this is less than the time between two changes.
-                let rest = took * ROUTES_REST;
-                (
-                    routes,
-                    now + took
-                        + if rest < Duration::from_millis(100) {
-                            Duration::ZERO
-                        } else {
-                            rest
-                        },
-                )
-            }
+        let (routes, until) = if let Some(known) = known {
+            known
+        } else {
+            let routes = links::read_default_routes().map_err(|error| error.reason())?;
+            let rest = now.elapsed() * ROUTES_REST;
+            // On most nodes a look takes next to nothing, and every change is looked at.
+            let rest = if rest < LONG_REST { Duration::ZERO } else { rest };
+            (routes, Instant::now() + rest)
         };
         let network = Network::read_with(&routes).map_err(|error| error.reason());
         self.default_routes = Some((routes, until));
@@ -260,18 +253,17 @@ impl Shared {
 }
 
 fn tell(chosen: &Chosen, what: &str) {
-    let address = |address: Addr| {
-        (address != Addr::ZERO)
-            .then(|| IpAddr::from(address).to_string())
-            .unwrap_or_default()
+    let text = |address: Addr| match address {
+        none if none == Addr::ZERO => String::new(),
+        address => IpAddr::from(address).to_string(),
     };
     tracing::info!(
         interface = %chosen.name,
         index = chosen.index,
         side = if chosen.interface.side == side::GUEST { "guest" } else { "uplink" },
         why = %chosen.reason,
-        v4 = %address(chosen.interface.v4),
-        v6 = %address(chosen.interface.v6),
+        v4 = %text(chosen.interface.v4),
+        v6 = %text(chosen.interface.v6),
         "{what}"
     );
 }

@@ -87,7 +87,7 @@ pub(super) struct AgentArgs {
         long,
         env = "EVENKEEL_SNAT_PORTS",
         value_name = "FIRST-LAST",
-        default_value_t = PortRange { first: lb_common::flow::FIRST_PORT, last: lb_common::flow::LAST_PORT }
+        default_value_t = PortRange::default()
     )]
     snat_ports: PortRange,
     /// A cgroup whose sockets keep the addresses that they dial (repeatable)

@@ -13,7 +13,11 @@ use super::{
     Context, Failure, Found,
     output::{self, Format},
 };
-use crate::{config::parse_pin_name, datapath::pins::Pins, view::SCHEMA_VERSION};
+use crate::{
+    config::parse_pin_name,
+    datapath::{attach, pins::Pins},
+    view::SCHEMA_VERSION,
+};
 
 /// Remove the pinned programs, links and maps that a stopped agent left in the kernel
 #[derive(Debug, Args)]
@@ -51,19 +55,27 @@ pub(super) fn run(args: &CleanupArgs, context: &Context) -> Result<Found, Failur
     } else {
         None
     };
-    let removed = clean(pins.root(), args.dry_run)?;
+    // Programs go before their maps. Filters are nobody's: they are looked for on every interface.
+    let filters = attach::remove_filters(&pins, args.dry_run).map_err(anyhow::Error::from)?;
+    let filters = filters
+        .into_iter()
+        .map(|(program, interface)| format!("filter {program} of {interface}"));
+    let pinned = clean(pins.root(), args.dry_run)?;
+    let removed: Vec<String> = filters
+        .chain(pinned.iter().map(|path| path.display().to_string()))
+        .collect();
     let text = match context.output.format {
         Format::Json | Format::Yaml => context.output.document(&CleanupDocument {
             schema_version: SCHEMA_VERSION,
             kind: "Cleanup",
             dry_run: args.dry_run,
-            removed: removed.iter().map(|path| path.display().to_string()).collect(),
+            removed,
         })?,
-        Format::Name => output::one_a_line(removed.iter().map(|path| path.display().to_string())),
+        Format::Name => output::one_a_line(removed),
         Format::Table | Format::Wide if removed.is_empty() => "nothing to remove\n".to_owned(),
         Format::Table | Format::Wide => {
             let verb = if args.dry_run { "would remove" } else { "removed" };
-            output::one_a_line(removed.iter().map(|path| format!("{verb} {}", path.display())))
+            output::one_a_line(removed.iter().map(|what| format!("{verb} {what}")))
         }
     };
     output::write(&text)?;

@@ -1,6 +1,6 @@
 //! `evenkeel doctor`: is this node fit for the agent?
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -11,6 +11,7 @@ use super::{
     output::{self, Format},
 };
 use crate::{
+    config::{NamePattern, PortRange, Uplinks},
     doctor::{Check, Plan, State, examine},
     view::{Mode, SCHEMA_VERSION},
 };
@@ -21,6 +22,7 @@ use crate::{
     after_help = "Changes nothing and needs no agent. Exits with 1 when a check fails.\n\nExamples:\n  \
     sudo evenkeel doctor\n  \
     sudo evenkeel doctor --mode observe\n  \
+    sudo evenkeel doctor --node-address 192.0.2.10\n  \
     sudo evenkeel doctor -o json"
 )]
 pub(super) struct DoctorArgs {
@@ -33,6 +35,33 @@ pub(super) struct DoctorArgs {
     /// The cgroup v2 directory to attach to [default: the root of the mounted cgroup2 hierarchy]
     #[arg(long, env = "EVENKEEL_CGROUP", value_name = "PATH")]
     cgroup: Option<PathBuf>,
+    /// Interfaces that lead out of the node, as the agent is to be told: `auto`, `none`, or names (repeatable)
+    #[arg(
+        long = "uplink",
+        env = "EVENKEEL_UPLINK",
+        value_name = "auto|none|NAME",
+        value_delimiter = ','
+    )]
+    uplinks: Vec<String>,
+    /// Interfaces with guests behind them, as the agent is to be told (repeatable)
+    #[arg(
+        long = "guest-interface",
+        env = "EVENKEEL_GUEST_INTERFACE",
+        value_name = "NAME|PREFIX*",
+        value_delimiter = ','
+    )]
+    guests: Vec<NamePattern>,
+    /// An address of this node, as its Node object gives it (repeatable)
+    #[arg(
+        long = "node-address",
+        env = "EVENKEEL_NODE_ADDRESS",
+        value_name = "ADDR",
+        value_delimiter = ','
+    )]
+    node_addresses: Vec<IpAddr>,
+    /// The node's own source ports towards backends on other nodes, as the agent is to be told
+    #[arg(long, env = "EVENKEEL_SNAT_PORTS", value_name = "FIRST-LAST", default_value_t = PortRange::default())]
+    snat_ports: PortRange,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -52,13 +81,20 @@ struct DoctorDocument<'a> {
 }
 
 pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Found, Failure> {
+    let mode = match args.mode {
+        ModeArg::Balance => Mode::Balance,
+        ModeArg::Observe => Mode::Observe,
+    };
+    let uplinks =
+        Uplinks::from_words(&args.uplinks, mode).map_err(|error| Failure::Usage(format!("--uplink: {error}")))?;
     let checks = examine(&Plan {
-        mode: match args.mode {
-            ModeArg::Balance => Mode::Balance,
-            ModeArg::Observe => Mode::Observe,
-        },
+        mode,
         bpffs: args.bpffs.clone(),
         cgroup: args.cgroup.clone(),
+        uplinks,
+        guests: args.guests.clone(),
+        node_addresses: args.node_addresses.clone(),
+        snat_ports: args.snat_ports,
     });
     let text = match context.output.format {
         Format::Json | Format::Yaml => context.output.document(&DoctorDocument {

@@ -202,7 +202,7 @@ mod tests {
 
     /// A type section of an enumeration of each kind, and its strings: "ONE" and "BPF_F_IPV6".
     fn enumerations(second_name: u32) -> Vec<u8> {
-        let types: Vec<u32> = vec![
+        let types: Vec<u32> = [
             [0, KIND_ENUM << 24 | 1, 4].as_slice(),
             &[1, 1],
             &[0, KIND_ENUM64 << 24 | 1, 8],

@@ -28,7 +28,7 @@ const ATTEMPTS: usize = 8;
 
 /// The maps of translated packets.
 pub struct Flows {
-    flows: Array<Flow>,
+    table: Array<Flow>,
     tuples: HashMap<MapData, TupleKey, TupleEntry>,
     settings: Array<Settings>,
     interfaces: HashMap<MapData, u32, Interface>,
@@ -51,7 +51,7 @@ impl Flows {
             .take_map(names::FLOW_HAND)
             .ok_or(LoadError::Missing(names::FLOW_HAND))?;
         let mut flows = Self {
-            flows: array(object, names::FLOWS)?,
+            table: array(object, names::FLOWS)?,
             tuples: hash(object, names::TUPLES)?,
             settings: array(object, names::SETTINGS)?,
             interfaces: hash(object, names::INTERFACES)?,
@@ -71,7 +71,7 @@ impl Flows {
 
     /// Slots of the flow table, as it is in the kernel.
     pub fn slots(&self) -> u32 {
-        self.flows.len()
+        self.table.len()
     }
 
     /// What the programs know of the node.
@@ -165,7 +165,7 @@ impl Flows {
         if slot >= self.slots() {
             return Ok(None);
         }
-        let window = self.flows.window(slot, 1).map_err(window_error(names::FLOWS))?;
+        let window = self.table.window(slot, 1).map_err(window_error(names::FLOWS))?;
         Ok(whole(&window, 0))
     }
 
@@ -177,7 +177,7 @@ impl Flows {
         let mut first = 0;
         while first < self.slots() {
             let count = WINDOW.min(self.slots() - first);
-            let window = self.flows.window(first, count).map_err(window_error(names::FLOWS))?;
+            let window = self.table.window(first, count).map_err(window_error(names::FLOWS))?;
             for at in 0..count {
                 if let Some(flow) = whole(&window, at) {
                     each(first + at, &flow);

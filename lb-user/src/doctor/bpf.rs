@@ -17,7 +17,7 @@ const PROGRAMS: [(&str, ProgramType, &str); 4] = [
     ),
     ("cgroup_sock", ProgramType::CgroupSock, "the sock_release hook"),
     ("sock_ops", ProgramType::SockOps, "connection outcomes and latencies"),
-    ("sched_cls", ProgramType::SchedClassifier, "the packet observer"),
+    ("sched_cls", ProgramType::SchedClassifier, "the packet programs"),
 ];
 
 /// The helpers that the programs call.
@@ -75,11 +75,12 @@ const HELPERS: [(&str, ProgramType, BpfHelper); 10] = [
 ];
 
 /// The map types that the programs use.
-const MAPS: [(&str, MapType); 5] = [
+const MAPS: [(&str, MapType); 6] = [
     ("hash", MapType::Hash),
     ("array", MapType::Array),
     ("percpu_array", MapType::PerCpuArray),
     ("lru_hash", MapType::LruHash),
+    ("lpm_trie", MapType::LpmTrie),
     ("ringbuf", MapType::RingBuf),
 ];
 

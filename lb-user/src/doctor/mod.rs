@@ -5,13 +5,17 @@
 
 mod bpf;
 pub mod owners;
+pub mod packets;
 mod system;
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
 use serde::Serialize;
 
-use crate::view::Mode;
+use crate::{
+    config::{NamePattern, PortRange, Uplinks},
+    view::Mode,
+};
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -66,12 +70,21 @@ pub struct Plan {
     pub bpffs: PathBuf,
     /// The cgroup; none for the default.
     pub cgroup: Option<PathBuf>,
+    /// Interfaces that lead out of the node.
+    pub uplinks: Uplinks,
+    /// Interfaces with guests behind them.
+    pub guests: Vec<NamePattern>,
+    /// The node's addresses, where they are given.
+    pub node_addresses: Vec<IpAddr>,
+    /// The node's own source ports.
+    pub snat_ports: PortRange,
 }
 
 /// Makes all checks, in the order in which one would repair what fails.
 pub fn examine(plan: &Plan) -> Vec<Check> {
     let mut checks = system::examine(plan);
     checks.extend(bpf::examine());
+    checks.extend(packets::examine(plan));
     checks.extend(owners::examine(plan));
     checks.extend(system::neighbours());
     checks

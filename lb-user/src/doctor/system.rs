@@ -314,6 +314,10 @@ mod tests {
             mode: crate::view::Mode::Balance,
             bpffs: folder.path().to_owned(),
             cgroup: Some(cgroup.to_owned()),
+            uplinks: config::Uplinks::None,
+            guests: Vec::new(),
+            node_addresses: Vec::new(),
+            snat_ports: config::PortRange::default(),
         };
         assert_eq!(cgroup(&plan(folder.path())).state, State::Fail);
         assert_eq!(cgroup(&plan(&folder.path().join("absent"))).state, State::Fail);

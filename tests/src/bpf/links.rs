@@ -86,6 +86,28 @@ pub fn attached_to_interface(index: u32, hook: bpf_attach_type) -> io::Result<u3
     }
 }
 
+/// (link, program), by id, of an interface of the calling thread's namespace, in the order in which they run; from 6.6 on.
+///
+/// # Errors
+/// The kernel's.
+pub fn programs_of_interface(index: u32, hook: bpf_attach_type) -> io::Result<Vec<(u32, u32)>> {
+    let (mut programs, mut links) = ([0_u32; 64], [0_u32; 64]);
+    let mut attr = zeroed();
+    attr.query.__bindgen_anon_1.target_ifindex = index;
+    attr.query.attach_type = hook as u32;
+    attr.query.prog_ids = programs.as_mut_ptr() as u64;
+    attr.query.link_ids = links.as_mut_ptr() as u64;
+    attr.query.__bindgen_anon_2.count = 64;
+    match bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr) {
+        Ok(_) => {}
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    }
+    // SAFETY: as above.
+    let count = unsafe { attr.query.__bindgen_anon_2.count } as usize;
+    Ok(links.into_iter().zip(programs).take(count).collect())
+}
+
 /// The names of the hooks at which programs are attached to a cgroup itself, in the order of [`HOOKS`].
 ///
 /// # Errors

@@ -336,7 +336,7 @@ impl Attachments {
                     // It goes, and is forgotten when the interfaces are looked at next.
                     Err(AttachError::Interface { .. }) => {}
                     Err(error) => {
-                        tracing::error!(%error, "a program that was lost could not be attached; it is tried again")
+                        tracing::error!(%error, "a program that was lost could not be attached; it is tried again");
                     }
                 }
             }
@@ -440,7 +440,7 @@ impl Attachments {
                 let taken = |handle: &u32| all.iter().any(|f| (f.priority, f.handle) == (hook.priority(), *handle));
                 let new = Filter {
                     priority: hook.priority(),
-                    handle: (1..).find(|handle| !taken(handle)).unwrap_or(1),
+                    handle: (1..=u32::from(u16::MAX)).find(|handle| !taken(handle)).unwrap_or(1),
                     name: filter_name(hook.program, self.pins.as_ref()),
                     program_id,
                 };

@@ -1,0 +1,186 @@
+//! Programs that outlive an agent, come back when they are lost, and go when they are not wanted.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use lb_tests::agent::{NODE_V6, Node, must, until};
+
+use crate::place::{
+    Attached, NEAR, TRANSLATORS, add_uplink, attached, attached_names, described, has_links, index, pinned_links, run,
+    tool, uplink, wait_attached, wait_described,
+};
+
+fn holders(all: &[Attached]) -> Vec<&str> {
+    all.iter().map(|attached| attached.holder.as_str()).collect()
+}
+
+pub(super) fn restart(node: &Node) -> Result<()> {
+    let _far = add_uplink(node)?;
+    let agent = node.start(&[])?;
+    wait_attached(node, "up0", &TRANSLATORS)?;
+    let wanted = [(index(node, "up0")?, uplink(NEAR, NODE_V6))];
+    wait_described(node, &wanted)?;
+    let first = attached(node, "up0")?;
+    agent.kill()?;
+    let without = attached(node, "up0")?;
+    must(first == without, || format!("{first:?} became {without:?}"))?;
+
+    let agent = node.start(&[])?;
+    let second = attached(node, "up0")?;
+    must(holders(&first) == holders(&second), || {
+        format!("{first:?} became {second:?}")
+    })?;
+    let swapped = first
+        .iter()
+        .zip(&second)
+        .all(|(old, new)| old.program != new.program && old.name == new.name);
+    must(swapped, || format!("{first:?} became {second:?}"))?;
+    wait_described(node, &wanted)?;
+    // An orderly end leaves them, too.
+    agent.stop()?;
+    let third = attached(node, "up0")?;
+    must(second == third, || format!("{second:?} became {third:?}"))
+}
+
+pub(super) fn restart_without(node: &Node) -> Result<()> {
+    let _far = add_uplink(node)?;
+    let agent = node.start(&[])?;
+    wait_attached(node, "up0", &TRANSLATORS)?;
+    agent.kill()?;
+    let agent = node.start(&["--uplink", "none"])?;
+    let none = attached(node, "up0")?;
+    must(none.is_empty(), || format!("{none:?}"))?;
+    let none = described(node)?;
+    must(none.is_empty(), || format!("{none:?}"))?;
+    let none = pinned_links(node)?;
+    must(none.is_empty(), || format!("{none:?}"))?;
+    agent.kill()?;
+
+    // The observer, too, takes away what translates.
+    let agent = node.start(&[])?;
+    wait_attached(node, "up0", &TRANSLATORS)?;
+    agent.kill()?;
+    let agent = node.start(&["--mode", "observe"])?;
+    wait_attached(node, "up0", &["tc_ingress", "tc_egress"])?;
+    agent.stop()?;
+    let none = attached(node, "up0")?;
+    must(none.is_empty(), || format!("{none:?}"))
+}
+
+pub(super) fn repair(node: &Node) -> Result<()> {
+    let _far = add_uplink(node)?;
+    let agent = node.start(&[])?;
+    wait_attached(node, "up0", &TRANSLATORS)?;
+    if has_links() {
+        let up = index(node, "up0")?;
+        fs::remove_file(node.own_pins().join(format!("link-lb_egress-{up}")))?;
+        wait_attached(node, "up0", &TRANSLATORS)?;
+        lb_tests::bpf::detach_pinned_link(&node.own_pins().join(format!("link-lb_ingress-{up}")))?;
+    } else {
+        run(node, "tc filter del dev up0 egress pref 224")?;
+        wait_attached(node, "up0", &TRANSLATORS)?;
+        run(node, "tc qdisc del dev up0 clsact")?;
+    }
+    let lost = attached_names(node, "up0")?;
+    wait_attached(node, "up0", &TRANSLATORS)?;
+    until("the repairs to be counted", || {
+        let repairs = agent.status()?.sync.repairs;
+        must(repairs >= 2, || format!("{repairs} repairs; {lost:?} were left"))
+    })?;
+    agent.stop()
+}
+
+pub(super) fn shared(node: &Node) -> Result<()> {
+    let _far = add_uplink(node)?;
+    let agent = node.start(&["--interface", "up0"])?;
+    // Translators are nearest to the beginning, whatever came first.
+    let all = ["lb_ingress", "tc_ingress", "lb_egress", "tc_egress"];
+    wait_attached(node, "up0", &all)?;
+    agent.kill()?;
+    let agent = node.start(&["--interface", "up0", "--uplink", "none"])?;
+    wait_attached(node, "up0", &["tc_ingress", "tc_egress"])?;
+    agent.kill()?;
+    let agent = node.start(&["--interface", "up0"])?;
+    wait_attached(node, "up0", &all)?;
+    agent.kill()?;
+    let agent = node.start(&[])?;
+    wait_attached(node, "up0", &TRANSLATORS)?;
+    agent.stop()
+}
+
+pub(super) fn others(node: &Node) -> Result<()> {
+    let _far = add_uplink(node)?;
+    // Somebody else's filter, on the qdisc where filters are.
+    run(node, "tc qdisc add dev up0 clsact")?;
+    let foreign = "pref 7 protocol ip u32 match u32 0 0 action ok";
+    let theirs = || -> Result<String> {
+        let shown = tool(node.netns(), "tc filter show dev up0 ingress")?;
+        let shown = String::from_utf8(shown.stdout)?;
+        Ok(shown
+            .lines()
+            .filter(|line| line.contains("pref 7 "))
+            .collect::<Vec<_>>()
+            .join("\n"))
+    };
+    let has_filter = run(node, &format!("tc filter add dev up0 ingress {foreign}")).is_ok();
+    let before = theirs()?;
+    must(!has_filter || !before.is_empty(), || {
+        "the filter is not shown".to_owned()
+    })?;
+    let agent = node.start(&["--interface", "up0"])?;
+    until("all four programs", || {
+        let all = attached(node, "up0")?;
+        must(all.len() == 4, || format!("{all:?}"))
+    })?;
+    agent.kill()?;
+    clean(node)?;
+    let none = attached(node, "up0")?;
+    must(none.is_empty(), || format!("{none:?}"))?;
+    let after = theirs()?;
+    must(before == after, || format!("{before:?} became {after:?}"))?;
+    let shown = tool(node.netns(), "tc qdisc show dev up0")?;
+    let shown = String::from_utf8(shown.stdout)?;
+    must(shown.contains("clsact"), || shown.clone())
+}
+
+fn clean(node: &Node) -> Result<String> {
+    let output = node.run(&["cleanup", "--pin-name", node.pin_name()])?;
+    let said = String::from_utf8(output.stdout)?;
+    must(output.status.success(), || format!("{}: {said}", output.status))?;
+    Ok(said)
+}
+
+pub(super) fn cleanup(node: &Node) -> Result<()> {
+    let _far = add_uplink(node)?;
+    let agent = node.start(&["--interface", "up0"])?;
+    until("all four programs", || {
+        let all = attached(node, "up0")?;
+        must(all.len() == 4, || format!("{all:?}"))
+    })?;
+    let flows = node.pins().join(format!("flows-{}", lb_common::abi::FLOW_VERSION));
+    let mut maps: Vec<_> = fs::read_dir(&flows)
+        .with_context(|| flows.display().to_string())?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<_>>()?;
+    maps.sort();
+    must(maps == ["FLOWS", "FLOW_HAND", "TUPLES"], || format!("{maps:?}"))?;
+    agent.kill()?;
+
+    let dry = node.run(&["cleanup", "--pin-name", node.pin_name(), "--dry-run"])?;
+    let dry = String::from_utf8(dry.stdout)?;
+    let all = attached(node, "up0")?;
+    must(all.len() == 4, || format!("a dry run left {all:?}"))?;
+    let said = clean(node)?;
+    must(dry.replace("would remove", "removed") == said, || {
+        format!("{dry}\n{said}")
+    })?;
+    for program in ["lb_ingress", "lb_egress", "tc_ingress", "tc_egress"] {
+        must(said.contains(program), || format!("{program} is not named in: {said}"))?;
+    }
+    let none = attached(node, "up0")?;
+    must(none.is_empty(), || format!("{none:?}"))?;
+    must(!node.pins().exists(), || "pins are left".to_owned())?;
+    must(clean(node)?.contains("nothing to remove"), || {
+        "something was left".to_owned()
+    })
+}
