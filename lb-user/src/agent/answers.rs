@@ -19,7 +19,7 @@ use crate::{
     },
     compile::{Compiled, proto},
     model::{DesiredService, FrontendKind, Kind, ObjectName, Protocol, Scope, SetName},
-    observe::{Observation, address},
+    observe::{Observation, address, audience},
     reconcile::Reconciler,
     view::{
         Answers, BackendCountsView, BackendState, BackendView, ClientReuseView, CountsView, DiagnosisView, EventReader,
@@ -169,6 +169,7 @@ impl Shared {
             frontends: desired.iter().flat_map(|d| &d.frontends).map(frontend_view).collect(),
             backends: count_backends(compiled),
             connects: counters.connects,
+            outside: counters.outside,
             failed: failures(&counters),
             active: counters.established.saturating_sub(counters.closed),
             imbalance: imbalance(observation, compiled.service_id).map(Into::into),
@@ -393,18 +394,19 @@ impl Answers for Shared {
         let all = reconciler.kernel().backend_counters_of(ids).map_err(failed)?;
         for (name, service) in Self::shown(&reconciler, filter) {
             let mut shares: BTreeMap<u32, (u64, f64)> = BTreeMap::new();
-            let mut total = 0;
+            let mut judged = 0;
             for (_, window) in observation.windows(service.service_id) {
                 for (id, share) in window.shares() {
                     let entry = shares.entry(id).or_default();
                     entry.0 += share.observed;
                     entry.1 += share.expected;
-                    total += share.observed;
+                    judged += share.observed;
                 }
             }
             let mut of_service = Vec::new();
             for (id, backend) in &service.backends {
                 let counters = all.get(id).copied().unwrap_or_default();
+                let total = audience::total(&counters);
                 let weight = weight_of(service, *id);
                 let (window_connects, expected) = shares.get(id).copied().unwrap_or_default();
                 of_service.push(BackendView {
@@ -420,13 +422,14 @@ impl Answers for Shared {
                         _ => BackendState::Active,
                     },
                     weight,
-                    connects: counters.connects,
-                    failed: counters.failed,
-                    active: counters.established.saturating_sub(counters.closed),
+                    connects: total.connects,
+                    outside: counters.outside.connects,
+                    failed: total.failed,
+                    active: audience::open(&total),
                     window_connects,
-                    share: (total > 0).then(|| window_connects as f64 / total as f64),
-                    fair_share: if total > 0 {
-                        (weight > 0).then(|| expected / total as f64)
+                    share: (judged > 0).then(|| window_connects as f64 / judged as f64),
+                    fair_share: if judged > 0 {
+                        (weight > 0).then(|| expected / judged as f64)
                     } else {
                         fair_share(service, *id)
                     },

@@ -5,7 +5,10 @@ use std::{
     net::SocketAddr,
 };
 
-use lb_common::backend::{Backend, ServiceCounters, state};
+use lb_common::{
+    backend::{Backend, ServiceCounters, state},
+    frontend::{self, Frontend, FrontendKey},
+};
 
 use super::{
     answers::{failures, set_name},
@@ -26,14 +29,14 @@ use crate::{
     node::{proxy, table::Finding},
     observe::{
         Observation, SetKey, address, monotonic_ns,
-        sets::{Alarm, Kind, Watch},
+        sets::{Alarm, Basis, Kind, Watch},
         wall,
     },
     reconcile::Reconciler,
     view::{
-        AttributionView, BackendState, ClientsView, DiagnosisView, EndpointView, ImbalanceView, LatencyView, Mode,
-        NodeFactsView, PortUseView, QueryError, ServiceFilter, ServiceReuseView, SettingView, StarvedView, Timestamp,
-        VerdictKind,
+        AttributionView, AudienceView, BackendState, ClientsView, DiagnosisView, EndpointView, ImbalanceView,
+        LatencyView, Mode, NodeFactsView, PortUseView, QueryError, ServiceFilter, ServiceReuseView, SettingView,
+        StarvedView, Timestamp, VerdictKind,
         wording::{self, Findings},
     },
 };
@@ -60,18 +63,25 @@ impl<'a> Case<'a> {
             .map(|backend| SocketAddr::new(backend.addr.into(), backend.port.get()))
     }
 
-    /// The frontends that lead to the set.
+    /// The frontends that lead to the set, for whichever clients.
+    fn leading(&self) -> impl Iterator<Item = &'a (FrontendKey, Frontend)> {
+        let set_id = self.set.set_id;
+        let outside = move |frontend: &Frontend| {
+            frontend.outside_set_id == set_id && frontend.flags & frontend::flag::OUTSIDE != 0
+        };
+        (self.service.frontends.iter()).filter(move |(_, frontend)| frontend.set_id == set_id || outside(frontend))
+    }
+
+    /// The addresses of the frontends that lead to the set.
     fn frontends(&self) -> impl Iterator<Item = SocketAddr> {
-        (self.service.frontends.iter())
-            .filter(|(_, frontend)| frontend.set_id == self.set.set_id)
+        self.leading()
             .map(|(key, _)| SocketAddr::new(key.addr.into(), key.port.get()))
     }
 
     /// The timeout of the affinity that any of its frontends has.
     fn affinity_seconds(&self) -> Option<u32> {
-        (self.service.frontends.iter())
-            .filter(|(_, frontend)| frontend.set_id == self.set.set_id && frontend.affinity_seconds > 0)
-            .map(|(_, frontend)| frontend.affinity_seconds)
+        (self.leading().map(|(_, frontend)| frontend.affinity_seconds))
+            .filter(|seconds| *seconds > 0)
             .max()
     }
 
@@ -191,14 +201,14 @@ impl Shared {
     fn cases<'a>(reconciler: &'a Reconciler, observation: &'a Observation, filter: &'a ServiceFilter) -> Vec<Case<'a>> {
         let mut cases = Vec::new();
         for (name, service) in Self::shown(reconciler, filter) {
-            let mut seen: HashSet<Vec<u32>> = HashSet::new();
+            let mut seen: HashSet<(Basis, Vec<u32>)> = HashSet::new();
             for set in &service.sets {
                 let Some(watch) = observation.watch((service.service_id, set.set_id)) else {
                     continue;
                 };
                 let mut members: Vec<u32> = set.members.iter().map(|(id, _)| *id).collect();
                 members.sort_unstable();
-                if watch.has_traffic() && seen.insert(members) {
+                if watch.has_traffic() && seen.insert((watch.basis(), members)) {
                     cases.push(Case {
                         name,
                         service,
@@ -400,12 +410,14 @@ impl Shared {
             open: open.map(|found| evenness(case, &found, None, &opened)),
             starved: words,
             known,
+            mixed: watch.basis().is_mixed(),
             balanced_here: self.config.mode == Mode::Balance,
         };
         DiagnosisView {
             namespace: case.name.namespace.to_string(),
             service: case.name.name.to_string(),
             set: set_name(&case.set.name),
+            audience: audience_view(watch.basis()),
             verdict,
             sentences: wording::sentences(&findings),
             advice: wording::advice(&findings),
@@ -435,6 +447,7 @@ impl Shared {
             connects: counters.connects,
             attributed,
             unknown: counters.connects.saturating_sub(attributed),
+            outside: counters.outside,
             direct: counters.direct,
             earlier: self.earlier(frontends),
         }
@@ -524,6 +537,19 @@ impl Shared {
             views.insert(address, view);
         }
         views.into_values().collect()
+    }
+}
+
+/// Whose connections a basis counts. What dials endpoints directly is a process of this node.
+fn audience_view(basis: Basis) -> AudienceView {
+    match basis {
+        Basis::Direct => AudienceView::Node,
+        Basis::Frontends(audience) => match (audience.mixed, audience.inside, audience.outside) {
+            (true, ..) => AudienceView::Mixed,
+            (false, true, true) => AudienceView::All,
+            (false, false, true) => AudienceView::Outside,
+            (false, ..) => AudienceView::Node,
+        },
     }
 }
 

@@ -153,14 +153,15 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                         id.to_be_bytes().to_vec(),
                         id.to_string(),
                         format!(
-                            "connects={} rejected={} established={} closed={} failed={} attributed={} direct={}",
+                            "connects={} rejected={} established={} closed={} failed={} attributed={} direct={} outside={}",
                             c.connects,
                             c.rejected,
                             c.established,
                             c.closed,
                             c.failed.iter().sum::<u64>(),
                             c.attributed,
-                            c.direct
+                            c.direct,
+                            c.outside
                         ),
                     );
                 }
@@ -173,8 +174,8 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                         id.to_be_bytes().to_vec(),
                         id.to_string(),
                         format!(
-                            "connects={} established={} failed={} closed={} direct={}",
-                            c.connects, c.established, c.failed, c.closed, c.direct.connects
+                            "connects={} established={} failed={} closed={} direct={} outside={}",
+                            c.connects, c.established, c.failed, c.closed, c.direct.connects, c.outside.connects
                         ),
                     );
                 }

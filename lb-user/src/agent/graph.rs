@@ -35,6 +35,11 @@ impl Shared {
                     name: pod.workload.name.to_string(),
                 },
                 Some(Caller::Node) => self.node_as_caller(),
+                Some(Caller::Outside) => WorkloadView {
+                    namespace: String::new(),
+                    kind: "Outside".to_owned(),
+                    name: "outside".to_owned(),
+                },
                 None if host.holds(client) => self.node_as_caller(),
                 None => WorkloadView {
                     namespace: String::new(),

@@ -25,7 +25,9 @@ use crate::{
     model::{ObjectName, Update},
     node::proxy,
     observe::{
-        SetKey, monotonic_ns, octets,
+        SetKey,
+        audience::audiences,
+        monotonic_ns, octets,
         ring::Ring,
         sets::{AlarmChange, Sample, Traffic},
         wall,
@@ -346,7 +348,7 @@ fn read_sets(shared: &Shared) -> Result<Read, String> {
         read.relay |= traffic == Traffic::Translated
             && of_service.direct * 2 >= of_service.connects
             && of_service.attributed * 10 < of_service.connects;
-        for set in &service.sets {
+        for (set, audience) in service.sets.iter().zip(audiences(service, shared.has_guests())) {
             let samples: Vec<Sample> = set
                 .members
                 .iter()
@@ -357,7 +359,7 @@ fn read_sets(shared: &Shared) -> Result<Read, String> {
                 })
                 .collect();
             let key = (service.service_id, set.set_id);
-            let changes = observation.read_set(key, now, traffic, &of_service, &samples);
+            let changes = observation.read_set(key, now, traffic, audience, &of_service, &samples);
             read.changes
                 .extend(changes.into_iter().map(|change| (name.clone(), change, key)));
             read.alarms |= observation

@@ -28,7 +28,7 @@ use crate::{
         Snapshot, SyncSample, families::CONNECT_EDGES, reuse_outcomes,
     },
     node::settings,
-    observe::Observation,
+    observe::{Observation, audience},
     reconcile::Reconciler,
     view::{Mode, ServiceFilter, Timestamp},
 };
@@ -142,10 +142,11 @@ impl Shared {
                     .iter()
                     .filter_map(|(id, backend)| {
                         let counters = reconciler.kernel().backend_counter(*id).ok()?;
+                        let total = audience::total(&counters);
                         Some(BackendSample {
                             backend: std::net::SocketAddr::new(backend.addr.into(), backend.port.get()).to_string(),
-                            connects: counters.connects,
-                            active: counters.established.saturating_sub(counters.closed),
+                            connects: total.connects,
+                            active: audience::open(&total),
                             judged: judged.get(id).copied(),
                         })
                     })

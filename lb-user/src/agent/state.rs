@@ -166,6 +166,11 @@ impl Shared {
         }
     }
 
+    /// Whether packets of guests are translated here.
+    pub(super) fn has_guests(&self) -> bool {
+        false
+    }
+
     /// Brings the packet programs to interfaces that have come, and forgets those that have gone.
     pub(super) fn follow_interfaces(&self) -> Result<(), AttachError> {
         if self.config.interfaces != Interfaces::All {

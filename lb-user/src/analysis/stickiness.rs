@@ -28,6 +28,15 @@ pub struct Client {
     pub address: [u8; 16],
 }
 
+impl Client {
+    /// Stands for all clients outside the node together, where single ones would take too much room. Cookies count from 1 on
+    /// and never come to this one.
+    pub const OUTSIDE: Self = Self {
+        netns: u64::MAX,
+        address: [0; 16],
+    };
+}
+
 /// What was counted of one Service, over the last one to two spans.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StickinessCounts {

@@ -74,7 +74,7 @@ pub(super) fn list(items: &[BackendView], wide: bool) -> Grid {
         ">N",
     ];
     if wide {
-        header.extend(["PROTOCOL", ">ID"]);
+        header.extend([">OUTSIDE", "PROTOCOL", ">ID"]);
     }
     let mut grid = Grid::new(&header);
     for item in items {
@@ -92,7 +92,7 @@ pub(super) fn list(items: &[BackendView], wide: bool) -> Grid {
             item.window_connects.to_string(),
         ];
         if wide {
-            cells.extend([item.protocol.clone(), item.id.to_string()]);
+            cells.extend([item.outside.to_string(), item.protocol.clone(), item.id.to_string()]);
         }
         let tone = match item.state {
             BackendState::Active => Tone::Plain,

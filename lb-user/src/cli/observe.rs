@@ -24,7 +24,7 @@ use super::{
 use crate::{
     control::{self, AskError},
     model::ObjectName,
-    view::{Answer, Document, EventView, parse_service_name},
+    view::{Answer, Document, EventView, Origin, parse_service_name},
 };
 
 /// Show connections, port reuse and alarms as they happen, or replay them from a file
@@ -37,6 +37,7 @@ use crate::{
     named on standard error, the others are shown, and the exit code is 1.\n\nExamples:\n  \
     evenkeel observe -f\n  \
     evenkeel observe -f shop/web --outcome failed\n  \
+    evenkeel observe -f --outside\n  \
     evenkeel observe --type alarm --count 1\n  \
     evenkeel observe -f shop/web -o json > events.jsonl\n  \
     evenkeel observe --from events.jsonl --backend 10.244.1.7 --last 10"
@@ -57,6 +58,12 @@ pub(super) struct ObserveArgs {
     /// Only events of this client: an address, or a workload as NAME or NAMESPACE/NAME
     #[arg(long, value_name = "ADDR[:PORT]|WORKLOAD", value_parser = filter::parse_client)]
     client: Option<Client>,
+    /// Only connections that came in as packets, from outside the node or from a guest
+    #[arg(long, conflicts_with = "local")]
+    outside: bool,
+    /// Only connections of sockets on this node
+    #[arg(long)]
+    local: bool,
     /// Only events with this outcome; may be given again
     #[arg(long, value_name = "OUTCOME", value_enum)]
     outcome: Vec<Outcome>,
@@ -87,6 +94,7 @@ pub(super) fn run(args: ObserveArgs, context: &Context) -> Result<Found, Failure
         services: backend::filter(args.service.as_ref(), args.namespace.as_deref()),
         backend: args.backend,
         client: args.client,
+        origin: Origin::asked(args.outside, args.local),
         outcomes: args.outcome,
         kinds: args.kind,
     };

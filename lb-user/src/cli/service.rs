@@ -91,7 +91,7 @@ pub(super) fn list(items: &[ServiceView], wide: bool) -> Grid {
         ">N",
     ];
     if wide {
-        header.extend([">CV", ">DISPERSION", ">ID"]);
+        header.extend([">OUTSIDE", ">CV", ">DISPERSION", ">ID"]);
     }
     let mut grid = Grid::new(&header);
     for item in items {
@@ -109,6 +109,7 @@ pub(super) fn list(items: &[ServiceView], wide: bool) -> Grid {
         ];
         if wide {
             cells.extend([
+                item.outside.to_string(),
                 evenness(item, |view| view.cv),
                 evenness(item, |view| view.dispersion),
                 item.id.to_string(),
@@ -161,9 +162,14 @@ pub(super) fn describe(view: &ServiceView, output: Output) -> String {
         ),
     );
     let failed: u64 = view.failed.values().sum();
+    let outside = if view.outside > 0 {
+        format!(", {} from outside", view.outside)
+    } else {
+        String::new()
+    };
     line(
         "Connects:",
-        format!("{} ({failed} failed, {} active)", view.connects, view.active),
+        format!("{} ({failed} failed, {} active{outside})", view.connects, view.active),
     );
     for (reason, count) in &view.failed {
         line("", format!("{count} {reason}"));

@@ -19,13 +19,15 @@ pub enum Caller {
     Node,
     /// This Pod, or one of the same workload.
     Pod(Arc<Pod>),
+    /// Somebody outside the node; all of them are one, for there may be any number.
+    Outside,
 }
 
 impl Caller {
     /// The namespace and the name of the workload, where it is one.
     pub fn workload(&self) -> Option<String> {
         match self {
-            Self::Node => None,
+            Self::Node | Self::Outside => None,
             Self::Pod(pod) => Some(format!("{}/{}", pod.name.namespace, pod.workload.name)),
         }
     }

@@ -3,6 +3,7 @@
 //! The reading (IO) is here; what records mean is `analysis`. Memory is bounded: the reuse tracker by its capacity, the
 //! windows and histograms by the number of Services with traffic, none of which outlives its Service.
 
+pub mod audience;
 pub mod clients;
 pub mod decode;
 mod directory;
@@ -22,7 +23,7 @@ use std::{
 use lb_common::{
     addr::{Addr, Port},
     backend::ServiceCounters,
-    event::{ConnRecord, PacketRecord, outcome, tcp_flag},
+    event::{ConnRecord, PacketRecord, mark, outcome, tcp_flag},
     frontend::FrontendKey,
 };
 
@@ -37,8 +38,9 @@ use crate::{
         window::Window,
     },
     metrics::{Buckets, families::CONNECT_EDGES},
-    view::{EventView, Timestamp},
+    view::{EventView, Origin, Timestamp},
 };
+use audience::Audience;
 use clients::Caller;
 use decode::{DecodeError, Record};
 pub use directory::{Directory, UsableBackends};
@@ -147,8 +149,13 @@ impl Observation {
             address: octets(record.client),
         };
         self.house(&client);
-        self.calls
-            .note(client, service, record.outcome != outcome::ESTABLISHED, record.end_ns);
+        let outside = record.marks & mark::OUTSIDE != 0;
+        self.calls.note(
+            self.as_caller(client, outside),
+            service,
+            record.outcome != outcome::ESTABLISHED,
+            record.end_ns,
+        );
         if !self.followers.is_empty() {
             self.tell_connection(record, &client);
         }
@@ -167,10 +174,13 @@ impl Observation {
             port: record.vip_port.get(),
             protocol: record.proto,
         };
-        // A socket's state has no namespace: for the ports, the address alone is the client.
-        let on_its_own = Client { netns: 0, ..client };
-        self.ports
-            .ended(service, on_its_own, destination, client_port, record.end_ns);
+        // The range of ports that is measured is this node's; whoever is outside has one of its own.
+        if !outside {
+            // A socket's state has no namespace: for the ports, the address alone is the client.
+            let on_its_own = Client { netns: 0, ..client };
+            self.ports
+                .ended(service, on_its_own, destination, client_port, record.end_ns);
+        }
         self.push_use(
             reuse::ConnRecord {
                 start_ns: record.start_ns,
@@ -189,6 +199,16 @@ impl Observation {
             direct,
             usable,
         );
+    }
+
+    /// As whom a client calls: those outside that are no Pod of this node are one caller, so that the world outside does not
+    /// drive the node's own clients out of the memory.
+    fn as_caller(&self, client: Client, outside: bool) -> Client {
+        if outside && self.directory.caller(address(client.address)).is_none() {
+            Client::OUTSIDE
+        } else {
+            client
+        }
     }
 
     /// Whether a connection was dialled to an endpoint's own address.
@@ -271,16 +291,17 @@ impl Observation {
         key: SetKey,
         now_ns: u64,
         traffic: Traffic,
+        audience: Audience,
         service: &ServiceCounters,
         samples: &[Sample],
     ) -> Vec<AlarmChange> {
         let watch = self.sets.entry(key).or_default();
-        if watch.is_idle(now_ns, samples) {
+        if watch.is_idle(now_ns, audience, samples) {
             return Vec::new();
         }
         let nothing = ReuseCounts::default();
         let reuse = self.reuse.service(key.0).unwrap_or(&nothing);
-        let mut changes = watch.read(now_ns, traffic, service, samples, reuse);
+        let mut changes = watch.read(now_ns, traffic, audience, service, samples, reuse);
         for change in &mut changes {
             if change.raised {
                 change.alarm.endpoint = self.directory.backend(change.alarm.backend);
@@ -379,6 +400,9 @@ impl Observation {
     /// A network namespace is never another Pod's, while an address soon is. So the namespace counts first: it names a client
     /// whose Pod is gone, and one whose connection failed before it had an address.
     pub fn caller(&self, client: &Client) -> Option<Caller> {
+        if *client == Client::OUTSIDE {
+            return Some(Caller::Outside);
+        }
         let home = self.homes.get(&client.netns).cloned();
         home.or_else(|| self.directory.caller(address(client.address)))
     }
@@ -455,6 +479,11 @@ impl Observation {
             namespace: name.namespace.to_string(),
             service: name.name.to_string(),
             client: at(record.client, record.client_port),
+            origin: if record.marks & mark::OUTSIDE != 0 {
+                Origin::Outside
+            } else {
+                Origin::Node
+            },
             workload: self.caller(by).and_then(|caller| caller.workload()),
             frontend: at(record.vip, record.vip_port),
             protocol: if record.proto == lb_common::abi::UDP {
@@ -493,6 +522,12 @@ impl Observation {
                 namespace: name.namespace.to_string(),
                 service: name.name.to_string(),
                 client: SocketAddr::new(address(tuple.client), tuple.client_port),
+                // A client without a namespace is known by its packets alone.
+                origin: if tuple.netns == 0 {
+                    Origin::Outside
+                } else {
+                    Origin::Node
+                },
                 interval_seconds: interval_ns as f64 / 1e9,
                 outcome: outcome.to_owned(),
             };

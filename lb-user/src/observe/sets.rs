@@ -1,8 +1,9 @@
 //! One backend set under observation: who starves, who has drifted, since when, and why.
 //!
 //! A [`Watch`] joins the pure judges of `analysis` on one set's readings. Which counters tell selection is decided here: those
-//! of the frontends' clients, or, where a userspace proxy hides the choice, those of sockets that dial endpoints directly. Where
-//! many connections could not be told by endpoint nobody is judged: what was not seen may be what is missed.
+//! of the frontends' clients (which of them is [`super::audience`]'s business), or, where a userspace proxy hides the choice,
+//! those of sockets that dial endpoints directly. Where many connections could not be told by endpoint nobody is judged: what
+//! was not seen may be what is missed.
 
 #[cfg(test)]
 mod tests;
@@ -12,8 +13,9 @@ use std::{
     net::SocketAddr,
 };
 
-use lb_common::backend::{BackendCounters, ServiceCounters};
+use lb_common::backend::{BackendCounters, ServiceCounters, Tally};
 
+use super::audience::{self, Audience};
 use crate::analysis::{
     cause::{Cause, ReuseEvidence, Verdict},
     drift::{Drift, DriftJudgement, DriftStatus},
@@ -64,30 +66,41 @@ pub enum Traffic {
 }
 
 /// Which counters tell how endpoints are selected.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Basis {
-    /// Those of the frontends' clients.
-    #[default]
-    Frontends,
+    /// Those of the frontends' clients for whom the set is.
+    Frontends(Audience),
     /// Those of sockets that dial endpoints directly, for somebody relays what the frontends get.
     Direct,
 }
 
+impl Default for Basis {
+    fn default() -> Self {
+        Self::Frontends(Audience::default())
+    }
+}
+
 impl Basis {
+    fn tally(self, counters: &BackendCounters) -> Tally {
+        match self {
+            Self::Frontends(audience) => audience.of(counters),
+            Self::Direct => counters.direct,
+        }
+    }
+
     /// New connections of a backend.
     pub fn started(self, counters: &BackendCounters) -> u64 {
-        match self {
-            Self::Frontends => counters.connects,
-            Self::Direct => counters.direct.connects,
-        }
+        self.tally(counters).connects
     }
 
     /// Open connections of a backend.
     pub fn open(self, counters: &BackendCounters) -> u64 {
-        match self {
-            Self::Frontends => counters.established.saturating_sub(counters.closed),
-            Self::Direct => counters.direct.established.saturating_sub(counters.direct.closed),
-        }
+        audience::open(&self.tally(counters))
+    }
+
+    /// Whether other sets' connections are among them, so that nobody can be judged.
+    pub const fn is_mixed(self) -> bool {
+        matches!(self, Self::Frontends(Audience { mixed: true, .. }))
     }
 }
 
@@ -213,10 +226,12 @@ impl Watch {
     /// Takes a reading of all members, of the Service's counters and of its reuse; returns the alarms that begin or end.
     ///
     /// `traffic` says who tells the endpoint: in balance mode every connection's is known, and `service.attributed` is not looked at.
+    /// `audience` says whose connections the set is for.
     pub fn read(
         &mut self,
         now_ns: u64,
         traffic: Traffic,
+        audience: Audience,
         service: &ServiceCounters,
         samples: &[Sample],
         reuse: &ReuseCounts,
@@ -225,7 +240,7 @@ impl Watch {
             Traffic::Balanced => service.connects,
             Traffic::Translated | Traffic::Relayed => service.attributed,
         };
-        let mut ended = self.settle_basis(traffic, service.connects, attributed);
+        let mut ended = self.settle_basis(traffic, audience, service.connects, attributed);
         let first = self.first_ns == 0;
         if first {
             self.first_ns = now_ns;
@@ -278,7 +293,7 @@ impl Watch {
     }
 
     /// Whether a reading would say nothing new: nothing has changed since the last one, which is not long ago.
-    pub fn is_idle(&self, now_ns: u64, samples: &[Sample]) -> bool {
+    pub fn is_idle(&self, now_ns: u64, audience: Audience, samples: &[Sample]) -> bool {
         let same = |(member, sample): (&MemberReading, &Sample)| {
             let counters = &sample.counters;
             (member.backend, member.weight) == (sample.backend, sample.weight)
@@ -286,18 +301,26 @@ impl Watch {
         };
         self.first_ns > 0
             && now_ns < self.last_ns + IDLE_NS
+            && (self.basis == Basis::Direct || self.basis == Basis::Frontends(audience))
             && self.members.len() == samples.len()
             && self.members.iter().zip(samples).all(same)
     }
 
-    /// Changes the basis when a userspace proxy comes or goes; everything then begins anew, and the alarms end.
+    /// Changes the basis when a userspace proxy comes or goes, or when the set is for other clients than before; everything
+    /// then begins anew, and the alarms end.
     ///
-    /// That there is one must be known: probes and clients of a headless Service dial endpoints directly as well.
-    fn settle_basis(&mut self, traffic: Traffic, connects: u64, attributed: u64) -> Vec<AlarmChange> {
+    /// That there is a proxy must be known: probes and clients of a headless Service dial endpoints directly as well.
+    fn settle_basis(
+        &mut self,
+        traffic: Traffic,
+        audience: Audience,
+        connects: u64,
+        attributed: u64,
+    ) -> Vec<AlarmChange> {
         let basis = if traffic == Traffic::Relayed && connects >= MIN_DIRECT && attributed * 10 < connects {
             Basis::Direct
-        } else if traffic != Traffic::Relayed || attributed * 10 >= connects {
-            Basis::Frontends
+        } else if traffic != Traffic::Relayed || attributed * 10 >= connects || self.basis != Basis::Direct {
+            Basis::Frontends(audience)
         } else {
             self.basis
         };
@@ -476,9 +499,9 @@ impl Watch {
         }
     }
 
-    /// Whether enough of the window's connections could be told by endpoint for endpoints to be compared.
+    /// Whether enough of the window's connections could be told by endpoint, and by set, for endpoints to be compared.
     pub fn is_told(&self) -> bool {
-        self.told_share().is_none_or(|share| share >= MIN_ATTRIBUTED)
+        !self.basis.is_mixed() && self.told_share().is_none_or(|share| share >= MIN_ATTRIBUTED)
     }
 
     /// Evenness of the window's new connections; insufficient too where too few could be told by endpoint.
@@ -547,13 +570,21 @@ impl Watch {
         }))
     }
 
-    /// Evenness of the open connections.
+    /// Evenness of the open connections; insufficient too where other sets' connections are among them.
     pub fn open(&self) -> Imbalance {
-        imbalance::by_weight(
+        let found = imbalance::by_weight(
             self.members
                 .iter()
                 .map(|member| (member.weight, member.open.unwrap_or(0))),
-        )
+        );
+        if self.basis.is_mixed() {
+            return Imbalance {
+                insufficient: true,
+                alarm: false,
+                ..found
+            };
+        }
+        found
     }
 
     /// The connections that are open, by backend.

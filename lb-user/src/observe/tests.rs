@@ -92,6 +92,94 @@ fn connections_that_pass_through_are_tuple_uses_as_well() {
     );
 }
 
+#[test]
+fn flows_from_outside_are_tuple_uses_and_no_use_of_our_ports() {
+    let usable = UsableBackends::new(128);
+    let mut seen = Observation::new(120_000_000_000, Arc::default());
+    usable.set(1, true);
+    usable.set(2, true);
+    let second = 1_000_000_000;
+    for (turn, backend) in [(1, 1), (3, 2), (5, 2)] {
+        let outside = ConnRecord {
+            netns_cookie: 0,
+            marks: mark::OUTSIDE,
+            ..record(4000, backend, turn * second, (turn + 1) * second)
+        };
+        seen.connection(&outside, &usable);
+    }
+    seen.advance(100 * second, &usable);
+    let total = seen.reuse().total();
+    assert_eq!((total.connections, total.same_backend, total.moved), (3, 1, 1));
+    assert_eq!(seen.latencies(1).expect("three samples").count(), 3);
+    assert_eq!(
+        seen.ports().uses(28_232).count(),
+        0,
+        "the client's port range is its own"
+    );
+    // The negative control: a socket here does use our range.
+    seen.connection(&record(4000, 1, 7 * second, 8 * second), &usable);
+    assert_eq!(seen.ports().uses(28_232).count(), 1);
+}
+
+#[test]
+fn all_who_are_outside_are_one_caller_and_pods_stay_themselves() {
+    let (usable, directory) = (UsableBackends::new(128), Arc::new(Directory::of_node("node-1")));
+    directory.take(&pod("guest", 1));
+    let mut seen = Observation::new(120_000_000_000, directory);
+    for last in [1_u32, 2, 3, 3] {
+        let outside = ConnRecord {
+            netns_cookie: 0,
+            marks: mark::OUTSIDE,
+            client: Addr::from_v4(last.to_be()),
+            ..record(4000, 0, 1_000, 2_000)
+        };
+        seen.connection(&outside, &usable);
+    }
+    let told: Vec<_> = (seen.calls().iter())
+        .map(|(client, _, counts)| (seen.caller(client), counts.connections))
+        .collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(
+        matches!(&told[0], (Some(Caller::Pod(pod)), 1) if &*pod.name.name == "guest"),
+        "{told:?}"
+    );
+    assert_eq!(told[1], (Some(Caller::Outside), 3));
+}
+
+#[test]
+fn events_say_where_a_connection_came_from() {
+    let (usable, directory) = (UsableBackends::new(128), Arc::new(Directory::default()));
+    directory.name(1, &ObjectName::new("shop", "web"));
+    let mut seen = Observation::new(120_000_000_000, directory);
+    let mut events = seen.followers.add(crate::view::ServiceFilter::default()).expect("room");
+    let second = 1_000_000_000;
+    for (marks, netns_cookie) in [(0, 7), (mark::OUTSIDE, 0)] {
+        for turn in [1, 3] {
+            let record = ConnRecord {
+                marks,
+                netns_cookie,
+                ..record(4000, 1, turn * second, (turn + 1) * second)
+            };
+            seen.connection(&record, &usable);
+        }
+    }
+    seen.advance(100 * second, &usable);
+    let (mut connections, mut reuses) = (Vec::new(), Vec::new());
+    while let Ok(event) = events.try_recv() {
+        match event {
+            EventView::Connection { origin, .. } => connections.push(origin),
+            EventView::Reuse { origin, .. } => reuses.push(origin),
+            _ => {}
+        }
+    }
+    assert_eq!(
+        connections,
+        [Origin::Node, Origin::Node, Origin::Outside, Origin::Outside]
+    );
+    reuses.sort();
+    assert_eq!(reuses, [Origin::Node, Origin::Outside]);
+}
+
 /// A Pod of the workload of its name, at 0.0.0.`last`.
 fn pod(name: &str, last: u8) -> Update {
     Update::Apply(crate::model::Object::Pod(Arc::new(crate::model::Pod {

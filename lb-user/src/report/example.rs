@@ -134,6 +134,7 @@ pub(crate) fn service(plan: &Plan<'_>) -> ServiceReportView {
     diagnosis.attribution.connects = connects;
     diagnosis.attribution.attributed = connects;
     diagnosis.attribution.unknown = 0;
+    diagnosis.attribution.outside = 0;
     if let Some(starved) = diagnosis.starved.first() {
         diagnosis.sentences[0] = format!(
             "{}:{} is starved: 0 of {expected:.0} expected new connections in the last minute (chance: 1e-204).",

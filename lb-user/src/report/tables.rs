@@ -159,8 +159,9 @@ fn facts(diagnosis: &DiagnosisView) -> Vec<(&'static str, String)> {
     facts.push((
         "Connections",
         format!(
-            "{} to the Service; of {} the endpoint was seen, of {} not; {} straight to endpoints; {} from before the agent",
+            "{} to the Service, {} of them from outside; of {} the endpoint was seen, of {} not; {} straight to endpoints; {} from before the agent",
             thousands(seen.connects),
+            thousands(seen.outside),
             thousands(seen.attributed),
             thousands(seen.unknown),
             thousands(seen.direct),

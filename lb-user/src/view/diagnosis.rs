@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{BackendState, ImbalanceView, Mode, ServiceReuseView, Timestamp};
+use super::{AudienceView, BackendState, ImbalanceView, Mode, ServiceReuseView, Timestamp};
 
 /// What the node itself says: the proxy that translates here, and the settings that bear on evenness.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +89,9 @@ pub struct DiagnosisView {
     pub service: String,
     /// The set, such as `http/TCP/IPv4/cluster`.
     pub set: String,
+    /// Whose connections it is judged by: `node`, `outside`, `all` or `mixed`.
+    #[serde(default)]
+    pub audience: AudienceView,
     /// The verdict in a word.
     pub verdict: VerdictKind,
     /// The verdict in sentences, the most important first.
@@ -204,6 +207,9 @@ pub struct AttributionView {
     pub attributed: u64,
     /// Of them those whose endpoint was not seen: counted, never guessed.
     pub unknown: u64,
+    /// Of `connects`, those that came in as packets: from outside the node, or from a guest.
+    #[serde(default)]
+    pub outside: u64,
     /// Connections dialled straight to endpoints (a userspace proxy's, a headless client's).
     pub direct: u64,
     /// Connections that were open before the agent started; nothing more is known of them.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::Timestamp;
+use super::{Origin, Timestamp};
 
 /// One event of the stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,6 +20,9 @@ pub enum EventView {
         service: String,
         /// The client's address and port; the port is 0 where no packet left.
         client: SocketAddr,
+        /// Where it came from: `node` or `outside`.
+        #[serde(default)]
+        origin: Origin,
         /// The workload that the client is, such as `shop/nginx`, where it is known.
         #[serde(skip_serializing_if = "Option::is_none")]
         workload: Option<String>,
@@ -51,6 +54,9 @@ pub enum EventView {
         service: String,
         /// The client's address and port.
         client: SocketAddr,
+        /// Where it came from: `node` or `outside`.
+        #[serde(default)]
+        origin: Origin,
         /// Since the previous use ended.
         interval_seconds: f64,
         /// `same_backend`, `moved`, `stale_backend` or `unknown_backend`.

@@ -40,9 +40,9 @@ pub struct CallView {
 pub struct WorkloadView {
     /// Its namespace; empty for what is no pod.
     pub namespace: String,
-    /// `Deployment`, `StatefulSet`, `DaemonSet`, `Job`, `Pod`, ... ; `Node` for the node's own processes, `Address` for a client
-    /// of which nothing more is known.
+    /// `Deployment`, `StatefulSet`, `DaemonSet`, `Job`, `Pod`, ... ; `Node` for the node's own processes, `Outside` for all clients
+    /// outside the node together, `Address` for a client of which nothing more is known.
     pub kind: String,
-    /// Its name; for an `Address` the address itself.
+    /// Its name; for an `Address` the address itself, for `Outside` the word `outside`.
     pub name: String,
 }

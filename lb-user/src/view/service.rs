@@ -20,8 +20,11 @@ pub struct ServiceView {
     pub frontends: Vec<FrontendView>,
     /// Its backends, by state.
     pub backends: BackendCountsView,
-    /// New connections and flows, translated (balance) or seen (observe).
+    /// New connections and flows, translated (balance) or seen (observe), wherever they came from.
     pub connects: u64,
+    /// Of `connects`, those that came in as packets: from outside the node, or from a guest.
+    #[serde(default)]
+    pub outside: u64,
     /// Connections that failed to establish, by reason; a reason that never happened is left out.
     pub failed: BTreeMap<String, u64>,
     /// Connections established and not yet ended.
@@ -152,8 +155,11 @@ pub struct BackendView {
     pub state: BackendState,
     /// Its weight.
     pub weight: u32,
-    /// Times it was chosen for a new connection or flow.
+    /// Times it was chosen for a new connection or flow, wherever that came from.
     pub connects: u64,
+    /// Of `connects`, those that came in as packets: from outside the node, or from a guest.
+    #[serde(default)]
+    pub outside: u64,
     /// Connections that failed to establish.
     pub failed: u64,
     /// Connections established and not yet ended.

@@ -41,6 +41,8 @@ pub struct Findings {
     pub starved: Vec<Starved>,
     /// What is known beside the facts of the causes.
     pub known: Known,
+    /// Whether other sets' connections are among those counted, so that nobody is judged.
+    pub mixed: bool,
     /// Whether Evenkeel itself balances this Service; otherwise somebody else translates.
     pub balanced_here: bool,
 }
@@ -209,6 +211,14 @@ pub fn sentences(findings: &Findings) -> Vec<String> {
             counted(findings.connects, "connection"),
             seconds(findings.watched_seconds)
         ));
+        return out;
+    }
+    if findings.mixed {
+        out.push(
+            "Clients under different traffic policies share these endpoints here, and their connections cannot be told apart: \
+             endpoints are not compared."
+                .to_owned(),
+        );
         return out;
     }
     match (&findings.new, &findings.open) {

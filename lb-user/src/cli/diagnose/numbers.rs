@@ -9,7 +9,7 @@ use crate::{
         output::Output,
     },
     view::{
-        DiagnosisView, EndpointView, ImbalanceView, LatencyView, ServiceReuseView, Timestamp,
+        AudienceView, DiagnosisView, EndpointView, ImbalanceView, LatencyView, ServiceReuseView, Timestamp,
         wording::numbers::{chance, count, counted, expected, measure, percent, percent_of, seconds},
     },
 };
@@ -35,6 +35,12 @@ pub(super) fn write(item: &DiagnosisView, now: Timestamp, output: Output, out: &
         }
     }
     line("Attribution:", &attribution(item));
+    match item.audience {
+        AudienceView::Node => {}
+        AudienceView::Outside => line("Judged by:", "connections from outside alone, which this set is for"),
+        AudienceView::All => line("Judged by:", "connections from this node and from outside together"),
+        AudienceView::Mixed => line("Judged by:", "nothing: other sets' connections are among these"),
+    }
     if let Some(reuse) = &item.reuse {
         line("Port reuse:", &reuse_line(reuse));
     }
@@ -156,6 +162,9 @@ fn attribution(item: &DiagnosisView) -> String {
         percent_of(found.attributed, found.connects),
         count(found.unknown)
     );
+    if found.outside > 0 {
+        let _infallible = write!(text, "; {} came from outside", count(found.outside));
+    }
     if found.direct > 0 {
         let _infallible = write!(text, "; {} went straight to endpoints", count(found.direct));
     }

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Callers of these kinds are in no namespace whose proxies could be told anything.
-const OUTSIDE: [&str; 2] = ["Address", "Node"];
+const OUTSIDE: [&str; 3] = ["Address", "Node", "Outside"];
 
 /// The name by which Istio's own texts call a namespace's only Sidecar.
 const NAME: &str = "default";
@@ -76,7 +76,7 @@ pub(super) fn manifests(view: &GraphView, domain: &str, extra: &[&str]) -> Resul
         view.since
     );
     for (left_out, why) in [
-        (outside.len(), "in no namespace (nodes and addresses)"),
+        (outside.len(), "in no namespace (nodes, addresses, and clients outside)"),
         (misnamed.len(), "with a name that Kubernetes does not allow"),
     ] {
         if left_out > 0 {

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use super::plain;
 use crate::{
     model::ObjectName,
-    view::{EventView, ServiceFilter},
+    view::{EventView, Origin, ServiceFilter},
 };
 
 /// What an event must be; every part that is given must hold.
@@ -16,6 +16,8 @@ pub(super) struct Filter {
     pub(super) services: ServiceFilter,
     pub(super) backend: Option<Target>,
     pub(super) client: Option<Client>,
+    /// Where a connection came from.
+    pub(super) origin: Option<Origin>,
     /// One of them, where any is given.
     pub(super) outcomes: Vec<Outcome>,
     /// One of them, where any is given.
@@ -127,6 +129,7 @@ impl Filter {
                 namespace,
                 service,
                 client,
+                origin,
                 workload,
                 backend,
                 outcome,
@@ -134,6 +137,7 @@ impl Filter {
             } => {
                 of_kind(Kind::Connection)
                     && of_service(namespace, service)
+                    && self.origin.is_none_or(|wanted| wanted == *origin)
                     && self
                         .backend
                         .is_none_or(|wanted| backend.is_some_and(|found| wanted.admits(found)))
@@ -148,11 +152,13 @@ impl Filter {
                 namespace,
                 service,
                 client,
+                origin,
                 outcome,
                 ..
             } => {
                 of_kind(Kind::Reuse)
                     && of_service(namespace, service)
+                    && self.origin.is_none_or(|wanted| wanted == *origin)
                     && self.backend.is_none()
                     && self.client.as_ref().is_none_or(|wanted| wanted.admits(*client, None))
                     && (self.outcomes.is_empty()
@@ -161,7 +167,7 @@ impl Filter {
                             .iter()
                             .any(|wanted| *wanted != Outcome::Failed && wanted.covers(outcome)))
             }
-            // An alarm names neither a client nor an outcome.
+            // An alarm names neither a client nor an outcome, and is about clients from everywhere.
             EventView::Alarm {
                 namespace,
                 service,
@@ -175,6 +181,7 @@ impl Filter {
                         .backend
                         .is_none_or(|wanted| wanted.admits(SocketAddr::new(*addr, *port)))
                     && self.client.is_none()
+                    && self.origin.is_none()
                     && self.outcomes.is_empty()
             }
             EventView::Lost { .. } => true,

@@ -6,7 +6,7 @@ use crate::{
         output::Output,
     },
     view::{
-        EventView,
+        EventView, Origin,
         wording::numbers::{chance, count, counted, expected, seconds},
     },
 };
@@ -28,6 +28,7 @@ fn said(event: &EventView) -> (Tone, String) {
             namespace,
             service,
             client,
+            origin,
             workload,
             frontend,
             protocol,
@@ -44,7 +45,7 @@ fn said(event: &EventView) -> (Tone, String) {
             } else {
                 client.to_string()
             };
-            let who = workload.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
+            let who = whence(*origin, workload.as_deref());
             let to = backend.map_or_else(|| "(endpoint not seen)".to_owned(), |backend| backend.to_string());
             let took = match (outcome.as_str(), connect_seconds) {
                 (_, Some(connect)) => format!(" in {}, lasted {}", seconds(*connect), seconds(*duration_seconds)),
@@ -65,6 +66,7 @@ fn said(event: &EventView) -> (Tone, String) {
             namespace,
             service,
             client,
+            origin,
             interval_seconds,
             outcome,
             ..
@@ -77,7 +79,8 @@ fn said(event: &EventView) -> (Tone, String) {
                 other => other,
             };
             let text = format!(
-                "{namespace}/{service}  {client} reused its port after {}: {met}",
+                "{namespace}/{service}  {client}{} reused its port after {}: {met}",
+                whence(*origin, None),
                 seconds(*interval_seconds)
             );
             (Tone::Plain, text)
@@ -124,5 +127,15 @@ fn said(event: &EventView) -> (Tone, String) {
             );
             (Tone::Warn, text)
         }
+    }
+}
+
+/// What is known of a client beside its address.
+fn whence(origin: Origin, workload: Option<&str>) -> String {
+    match (origin, workload) {
+        (Origin::Node, None) => String::new(),
+        (Origin::Node, Some(name)) => format!(" ({name})"),
+        (Origin::Outside, None) => " (outside)".to_owned(),
+        (Origin::Outside, Some(name)) => format!(" ({name}, outside)"),
     }
 }

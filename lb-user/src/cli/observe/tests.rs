@@ -154,11 +154,25 @@ fn each_filter_passes_what_it_names() {
                 client: Some(client("10.244.1.9")),
                 ..Filter::default()
             },
-            &[0, 1, 2, 4],
+            &[0, 1, 4],
         ),
         (
             Filter {
-                client: Some(client("10.244.1.9:40002")),
+                origin: Some(Origin::Outside),
+                ..Filter::default()
+            },
+            &[2, 4],
+        ),
+        (
+            Filter {
+                origin: Some(Origin::Node),
+                ..Filter::default()
+            },
+            &[0, 1, 4],
+        ),
+        (
+            Filter {
+                client: Some(client("198.51.100.7:40002")),
                 ..Filter::default()
             },
             &[2, 4],
@@ -243,7 +257,7 @@ fn each_filter_passes_what_it_names() {
         // Of different kinds all must hold.
         (
             Filter {
-                client: Some(client("10.244.1.9")),
+                client: Some(client("198.51.100.7")),
                 outcomes: vec![Outcome::Refused],
                 kinds: vec![Kind::Connection],
                 ..Filter::default()

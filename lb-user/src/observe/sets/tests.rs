@@ -43,10 +43,27 @@ fn tell_of(
     seconds: std::ops::Range<u64>,
     story: impl Fn(u64) -> (Vec<Sample>, ServiceCounters),
 ) -> Vec<AlarmChange> {
+    tell_to(watch, traffic, Audience::INSIDE, seconds, story)
+}
+
+fn tell_to(
+    watch: &mut Watch,
+    traffic: Traffic,
+    audience: Audience,
+    seconds: std::ops::Range<u64>,
+    story: impl Fn(u64) -> (Vec<Sample>, ServiceCounters),
+) -> Vec<AlarmChange> {
     let mut changes = Vec::new();
     for second in seconds {
         let (samples, service) = story(second);
-        changes.extend(watch.read(second * SECOND, traffic, &service, &samples, &ReuseCounts::default()));
+        changes.extend(watch.read(
+            second * SECOND,
+            traffic,
+            audience,
+            &service,
+            &samples,
+            &ReuseCounts::default(),
+        ));
     }
     changes
 }
@@ -169,7 +186,7 @@ fn behind_a_userspace_proxy_direct_dials_tell() {
     // Probes that dial endpoints look the same: unless a relaying process is known they say nothing.
     let mut probed = Watch::default();
     assert_eq!(tell(&mut probed, 1..60, relayed), []);
-    assert_eq!(probed.basis(), Basis::Frontends);
+    assert_eq!(probed.basis(), Basis::default());
     let changes = tell_of(&mut watch, Traffic::Relayed, 1..60, relayed);
     assert_eq!(watch.basis(), Basis::Direct);
     assert_eq!(
@@ -197,4 +214,104 @@ fn since_start_leaves_out_what_was_before_and_who_came_later() {
     assert_eq!((evenness.n, evenness.backends), (200, 2));
     assert_eq!(evenness.dispersion, Some(0.0));
     assert_eq!(watch.counts(3), (60, 0));
+}
+
+/// A second of a Service under externalTrafficPolicy Local: three endpoints for the node's own sockets, of which one is here and
+/// has all connections from outside.
+fn external_local(second: u64) -> (Vec<Sample>, ServiceCounters) {
+    let samples = [1, 2, 3].map(|id| {
+        let outside = Tally {
+            connects: if id == 1 { 200 * second } else { 0 },
+            established: if id == 1 { 200 * second } else { 0 },
+            ..Tally::default()
+        };
+        let counters = BackendCounters {
+            connects: 10 * second,
+            established: 10 * second,
+            closed: 10 * second,
+            outside,
+            ..BackendCounters::default()
+        };
+        Sample {
+            backend: id,
+            weight: 1,
+            counters,
+        }
+    });
+    (samples.to_vec(), service(230 * second, 230 * second, 0))
+}
+
+#[test]
+fn connections_from_outside_that_go_to_local_endpoints_alone_starve_nobody() {
+    let mut watch = Watch::default();
+    let changes = tell_to(&mut watch, Traffic::Balanced, Audience::INSIDE, 1..180, external_local);
+    assert_eq!(changes, []);
+    let evenness = watch.imbalance();
+    assert!(
+        !evenness.alarm && !evenness.insufficient && evenness.n > 1_000,
+        "{evenness:?}"
+    );
+    assert!(!watch.open().alarm);
+    // The negative control: judged by all connections the others would starve, of new ones and of open ones.
+    let mut blind = Watch::default();
+    let changes = tell_to(&mut blind, Traffic::Balanced, Audience::ALL, 1..180, external_local);
+    let starved: Vec<u32> = changes
+        .iter()
+        .filter(|change| change.raised)
+        .map(|c| c.alarm.backend)
+        .collect();
+    assert_eq!(starved, [2, 3]);
+    assert!(blind.imbalance().alarm && blind.open().alarm);
+}
+
+#[test]
+fn a_local_endpoint_that_outside_clients_never_meet_is_found() {
+    let mut watch = Watch::default();
+    let story = |second: u64| {
+        let (mut samples, service) = external_local(second);
+        samples.truncate(2);
+        (samples, service)
+    };
+    let changes = tell_to(&mut watch, Traffic::Balanced, Audience::OUTSIDE, 1..60, story);
+    let starved: Vec<u32> = changes
+        .iter()
+        .filter(|change| change.raised)
+        .map(|c| c.alarm.backend)
+        .collect();
+    assert_eq!(
+        starved,
+        [2],
+        "it is among the Local set's members and gets nothing from outside"
+    );
+}
+
+#[test]
+fn sets_that_cannot_be_told_apart_raise_no_alarm() {
+    let mixed = Audience {
+        mixed: true,
+        ..Audience::ALL
+    };
+    let mut watch = Watch::default();
+    assert_eq!(tell_to(&mut watch, Traffic::Balanced, mixed, 1..60, external_local), []);
+    assert!(!watch.is_told() && watch.imbalance().insufficient && watch.open().insufficient);
+    assert!(watch.has_traffic());
+    // As soon as they can be told apart they are judged, from then on.
+    tell_to(&mut watch, Traffic::Balanced, Audience::INSIDE, 60..180, external_local);
+    assert!(watch.is_told() && !watch.imbalance().insufficient);
+    assert_eq!(watch.alarms().count(), 0);
+}
+
+#[test]
+fn an_alarm_ends_when_the_set_is_for_other_clients() {
+    let mut watch = Watch::default();
+    tell_to(&mut watch, Traffic::Balanced, Audience::ALL, 1..60, external_local);
+    assert_eq!(watch.alarms().count(), 2);
+    let idle = external_local(60).0;
+    assert!(
+        !watch.is_idle(60 * SECOND, Audience::INSIDE, &idle),
+        "the policy has changed"
+    );
+    let changes = tell_to(&mut watch, Traffic::Balanced, Audience::INSIDE, 60..120, external_local);
+    assert_eq!(changes.iter().filter(|change| change.raised).count(), 0);
+    assert_eq!((changes.len(), watch.alarms().count()), (2, 0));
 }

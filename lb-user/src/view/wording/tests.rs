@@ -30,8 +30,23 @@ fn findings(verdict: VerdictKind) -> Findings {
         open: None,
         starved: vec![],
         known: Known::default(),
+        mixed: false,
         balanced_here: false,
     }
+}
+
+#[test]
+fn where_sets_cannot_be_told_apart_it_says_so_instead_of_numbers() {
+    let mixed = Findings {
+        mixed: true,
+        ..findings(VerdictKind::Insufficient)
+    };
+    let said = sentences(&mixed);
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].contains("cannot be told apart") && !said[0].contains("too few"),
+        "{said:?}"
+    );
 }
 
 fn uneven(n: u64, seen: u64) -> Evenness {
