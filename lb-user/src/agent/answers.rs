@@ -22,11 +22,11 @@ use crate::{
     observe::{Observation, address, audience},
     reconcile::Reconciler,
     view::{
-        Answers, BackendCountsView, BackendState, BackendView, ClientReuseView, CountsView, DiagnosisView, EventReader,
-        ExplainQuery, ExplainView, FrontendView, GraphView, HealthView, KindView, MAX_CLIENTS, MapDumpView,
-        MapInfoView, MapUsageView, NodeFactsView, ProblemView, ProgramView, QueryError, ReportView, ReuseView,
-        ServiceFilter, ServiceReuseView, ServiceView, SourceView, StatusView, SyncView, TableSlotsView, TableView,
-        Timestamp,
+        Answers, BackendCountsView, BackendState, BackendView, ClientReuseView, ConnFilter, ConnListView, CountsView,
+        DiagnosisView, EventReader, ExplainQuery, ExplainView, FrontendView, GraphView, HealthView, KindView,
+        MAX_CLIENTS, MapDumpView, MapInfoView, MapUsageView, NodeFactsView, ProblemView, ProgramView, QueryError,
+        ReportView, ReuseView, ServiceFilter, ServiceReuseView, ServiceView, SourceView, StatusView, SyncView,
+        TableSlotsView, TableView, Timestamp,
     },
 };
 
@@ -439,6 +439,10 @@ impl Answers for Shared {
             views.extend(of_service);
         }
         Ok(views)
+    }
+
+    fn conns(&self, filter: &ServiceFilter, which: &ConnFilter) -> Result<ConnListView, QueryError> {
+        self.conns_view(filter, which)
     }
 
     fn reuse(&self, filter: &ServiceFilter) -> Result<ReuseView, QueryError> {

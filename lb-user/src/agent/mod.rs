@@ -7,6 +7,7 @@
 
 mod addresses;
 mod answers;
+mod conns;
 mod diagnosis;
 mod dump;
 mod explain;

@@ -7,6 +7,7 @@ mod agent;
 mod backend;
 mod cleanup;
 mod completion;
+mod conn;
 mod demo;
 mod diagnose;
 mod doctor;
@@ -77,6 +78,7 @@ enum Verb {
     Doctor(doctor::DoctorArgs),
     Service(service::ServiceArgs),
     Backend(backend::BackendArgs),
+    Conn(conn::ConnArgs),
     Reuse(reuse::ReuseArgs),
     Diagnose(diagnose::DiagnoseArgs),
     Observe(Box<observe::ObserveArgs>),
@@ -182,6 +184,7 @@ fn perform(cli: Cli) -> Result<Found, Failure> {
         Verb::Doctor(args) => doctor::run(&args, &context),
         Verb::Service(args) => service::run(&args, &context),
         Verb::Backend(args) => backend::run(&args, &context),
+        Verb::Conn(args) => conn::run(&args, &context),
         Verb::Reuse(args) => reuse::run(&args, &context),
         Verb::Diagnose(args) => diagnose::run(&args, &context),
         Verb::Observe(args) => observe::run(*args, &context),

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 
 use clap::ValueEnum;
 
-use super::{Failure, backend, diagnose, explain, graph, map, observe, report, reuse, service, status, table};
+use super::{Failure, backend, conn, diagnose, explain, graph, map, observe, report, reuse, service, status, table};
 use crate::view::{Answer, Document};
 
 /// What `--output` takes: the forms of every verb, and those that only `graph` writes.
@@ -151,6 +151,7 @@ impl Output {
             Answer::ServiceList { items } => service::list(items, wide).render(self.headers, self.color),
             Answer::Service(view) => service::describe(view, self),
             Answer::BackendList { items } => backend::list(items, wide).render(self.headers, self.color),
+            Answer::ConnList(view) => conn::list(view, wide, self),
             Answer::Reuse(view) => reuse::text(view, self),
             Answer::TableList { items } => table::text(items, self),
             Answer::Explain(view) => explain::text(view, self),
@@ -183,6 +184,7 @@ fn names(answer: &Answer) -> Result<String, Failure> {
                 )
             })
             .collect(),
+        Answer::ConnList(view) => view.items.iter().map(conn::name).collect(),
         Answer::TableList { items } => items
             .iter()
             .map(|item| format!("table/{}/{}/{}", item.namespace, item.service, item.set))

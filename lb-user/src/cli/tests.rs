@@ -4,7 +4,7 @@ use super::{
     output::{ColorChoice, Format, Output},
     *,
 };
-use crate::view::{Answers, Document, ExplainQuery, ServiceFilter, fixture::Fixture};
+use crate::view::{Answers, ConnFilter, Document, ExplainQuery, ServiceFilter, fixture::Fixture};
 
 const AGENT: Fixture = Fixture { ready: true };
 
@@ -27,6 +27,16 @@ fn answers() -> Vec<(&'static str, Answer)> {
             },
         ),
         ("backends", Query::Backends { filter: filter.clone() }),
+        (
+            "conns",
+            Query::Conns {
+                filter: filter.clone(),
+                which: ConnFilter {
+                    limit: 5,
+                    ..ConnFilter::default()
+                },
+            },
+        ),
         ("reuse", Query::Reuse { filter: filter.clone() }),
         ("diagnose", Query::Diagnose { filter: filter.clone() }),
         ("graph", Query::Graph { filter }),
@@ -64,7 +74,7 @@ fn tables_are_for_eyes() {
         assert!(!text.contains('\x1b'), "{name}: colours");
     }
     for (name, answer) in answers() {
-        if ["services", "backends", "maps"].contains(&name) {
+        if ["services", "backends", "conns", "maps"].contains(&name) {
             let text = output(Format::Wide).render(&answer).expect("a table");
             insta::assert_snapshot!(format!("wide_{name}"), text);
         }

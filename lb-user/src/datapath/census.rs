@@ -3,14 +3,20 @@
 //! A hash map is counted by walking it, two system calls an entry: with a hundred thousand sockets that is tens of
 //! milliseconds. The census has handles of its own, so that nobody waits for it who has to write to the kernel.
 
+use std::sync::atomic::{Ordering, fence};
+
 use aya::maps::{HashMap, Map, MapData};
 use lb_common::{
     affinity::{Affinity, AffinityKey},
+    flow::{Flow, Settings, state},
     maps as names,
     socket::{ChainHead, Reverse, ReverseKey, SocketState},
 };
 
-use super::kernel::Kernel;
+use super::{kernel::Kernel, window::Array};
+
+/// Flows that are mapped at a time: 512 KiB.
+const WINDOW: u32 = 4_096;
 
 /// Handles of the maps that programs fill.
 pub struct Census {
@@ -18,6 +24,8 @@ pub struct Census {
     reverse: Option<HashMap<MapData, ReverseKey, Reverse>>,
     udp_sockets: Option<HashMap<MapData, u64, ChainHead>>,
     affinity: Option<HashMap<MapData, AffinityKey, Affinity>>,
+    flows: Option<Array<Flow>>,
+    settings: Option<Array<Settings>>,
     capacity: [u64; 4],
 }
 
@@ -41,6 +49,8 @@ impl Census {
             reverse: facts(names::UDP_REVERSE).and_then(|f| open(f.id)),
             udp_sockets: facts(names::UDP_SOCKETS).and_then(|f| open(f.id)),
             affinity: facts(names::AFFINITY).and_then(|f| open_lru(f.id)),
+            flows: facts(names::FLOWS).and_then(|f| open_array(f.id, f.max_entries)),
+            settings: facts(names::SETTINGS).and_then(|f| open_array(f.id, f.max_entries)),
             capacity: COUNTED.map(|name| facts(name).map_or(0, |f| u64::from(f.max_entries))),
         }
     }
@@ -49,6 +59,43 @@ impl Census {
     pub fn sockets(&self) -> impl Iterator<Item = SocketState> + '_ {
         let all = self.sockets.iter().flat_map(|map| map.iter().flatten());
         all.map(|(_, state)| state)
+    }
+
+    /// Slots of the flow table; 0 where it cannot be read.
+    pub fn flow_slots(&self) -> u32 {
+        self.flows.as_ref().map_or(0, Array::len)
+    }
+
+    /// What the flow clock shows when the monotonic one shows this.
+    pub fn flow_now_ns(&self, monotonic_ns: u64) -> u64 {
+        let window = self.settings.as_ref().and_then(|settings| settings.window(0, 1).ok());
+        monotonic_ns.wrapping_add(window.map_or(0, |window| window.get(0).clock_offset_ns))
+    }
+
+    /// Every flow of the table, also those that have expired; one that begins or ends meanwhile is seen or not. One pass through
+    /// memory, without a system call a flow.
+    pub fn flows(&self, mut each: impl FnMut(&Flow)) {
+        let Some(flows) = &self.flows else { return };
+        let mut first = 0;
+        while first < flows.len() {
+            let count = WINDOW.min(flows.len() - first);
+            let Ok(window) = flows.window(first, count) else { return };
+            for at in 0..count {
+                let before = window.get(at).version;
+                if before & 3 == state::FREE || before & 3 == state::BUSY {
+                    continue;
+                }
+                fence(Ordering::Acquire);
+                let flow = window.get(at);
+                fence(Ordering::Acquire);
+                // A slot that changed hands meanwhile has a flow that has just begun; the next reading sees it.
+                let after = window.get(at).version;
+                if before >> 2 == after >> 2 && after & 3 != state::BUSY {
+                    each(&flow);
+                }
+            }
+            first += count;
+        }
     }
 
     /// (map, entries, capacity) of each map; entries come and go while they are counted.
@@ -74,4 +121,8 @@ fn open<K: aya::Pod, V: aya::Pod>(id: u32) -> Option<HashMap<MapData, K, V>> {
 
 fn open_lru<K: aya::Pod, V: aya::Pod>(id: u32) -> Option<HashMap<MapData, K, V>> {
     HashMap::try_from(Map::LruHashMap(MapData::from_id(id).ok()?)).ok()
+}
+
+fn open_array<T: aya::Pod>(id: u32, len: u32) -> Option<Array<T>> {
+    Some(Array::new(MapData::from_id(id).ok()?, len))
 }

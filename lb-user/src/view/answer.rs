@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BackendView, DiagnosisView, EventView, ExplainView, GraphView, MapDumpView, MapInfoView, NodeFactsView, QueryError,
+    BackendView, ConnListView, DiagnosisView, EventView, ExplainView, GraphView, MapDumpView, MapInfoView, NodeFactsView, QueryError,
     ReportView, ReuseView, ServiceView, StatusView, TableView,
 };
 
@@ -28,6 +28,8 @@ pub enum Answer {
         /// The backends.
         items: Vec<BackendView>,
     },
+    /// To [`super::Query::Conns`].
+    ConnList(ConnListView),
     /// To [`super::Query::Reuse`].
     Reuse(ReuseView),
     /// To [`super::Query::Table`].

@@ -10,12 +10,13 @@ use lb_user::{
     model::ObjectName,
     view::{
         Answers, AttributionView, AudienceView, BackendCountsView, BackendState, BackendView, CallView, CandidateView,
-        ClientReuseView, ClientsView, CountsView, DiagnosisView, EndpointView, EventReader, EventView, ExplainQuery,
-        ExplainView, FrontendView, GraphView, HealthView, HistoryBackendView, HistoryPointView, InterfaceSide,
-        InterfaceView, IntervalView, KindView, LatencyView, MapDumpView, MapInfoView, MapRowView, MapUsageView, Mode,
-        NodeFactsView, Origin, PortUseView, ProblemView, ProgramView, QueryError, ReportView, ReuseView, ServiceFilter,
-        ServiceReportView, ServiceReuseView, ServiceView, SettingView, SourceView, StarvedView, StatusView, SyncView,
-        TableSlotsView, TableView, Timestamp, Verdict, VerdictKind, WorkloadView,
+        ClientReuseView, ClientsView, ConnFilter, ConnListView, ConnState, ConnView, CountsView, DiagnosisView,
+        EndpointView, EventReader, EventView, ExplainQuery, ExplainView, FrontendView, GraphView, HealthView,
+        HistoryBackendView, HistoryPointView, InterfaceSide, InterfaceView, IntervalView, KindView, LatencyView,
+        MapDumpView, MapInfoView, MapRowView, MapUsageView, Mode, NodeFactsView, Origin, PortUseView, ProblemView,
+        ProgramView, QueryError, ReportView, ReuseView, ServiceFilter, ServiceReportView, ServiceReuseView,
+        ServiceView, SettingView, SourceView, StarvedView, StatusView, SyncView, TableSlotsView, TableView, Timestamp,
+        Verdict, VerdictKind, WorkloadView,
     },
 };
 
@@ -262,6 +263,19 @@ impl Answers for Fixture {
         Ok(backends)
     }
 
+    fn conns(&self, filter: &ServiceFilter, which: &ConnFilter) -> Result<ConnListView, QueryError> {
+        let mut items = conns();
+        items.retain(|item| {
+            filter.admits(&ObjectName::new(&item.namespace, &item.service))
+                && which.admits(item.origin, item.client.ip().into())
+        });
+        let total = items.len() as u64;
+        items.sort_by(|a, b| a.age_seconds.total_cmp(&b.age_seconds));
+        items.truncate(which.limit as usize);
+        items.sort_by_key(|item| (item.service.clone(), item.client));
+        Ok(ConnListView { items, total })
+    }
+
     fn reuse(&self, filter: &ServiceFilter) -> Result<ReuseView, QueryError> {
         let counts = ReuseCounts {
             connections: 1_000,
@@ -446,6 +460,73 @@ impl Answers for Fixture {
             }],
         })
     }
+}
+
+/// One in every state that matters, of both families, from both sides.
+fn conns() -> Vec<ConnView> {
+    let at = |text: &str| text.parse().expect("an address and port");
+    let of_web = |client: &str, frontend: &str, backend: &str, state: ConnState, age_seconds: f64| ConnView {
+        origin: Origin::Outside,
+        namespace: "shop".into(),
+        service: "web".into(),
+        protocol: "TCP".into(),
+        client: at(client),
+        workload: None,
+        frontend: at(frontend),
+        backend: Some(at(backend)),
+        source: None,
+        state,
+        age_seconds,
+        idle_seconds: Some(0.5),
+        backend_id: 1,
+        generation: Some(4),
+    };
+    let (port, first) = ("192.0.2.4:30080", "10.244.1.5:8080");
+    vec![
+        ConnView {
+            origin: Origin::Node,
+            workload: Some("shop/nginx".into()),
+            idle_seconds: None,
+            generation: None,
+            ..of_web("10.244.1.9:40001", "10.96.7.7:80", first, ConnState::Established, 61.0)
+        },
+        ConnView {
+            source: Some(at("192.0.2.4:10017")),
+            ..of_web(
+                "198.51.100.7:51000",
+                port,
+                "10.244.2.6:8080",
+                ConnState::Established,
+                12.0,
+            )
+        },
+        of_web("198.51.100.7:51001", port, first, ConnState::SynSent, 4.0),
+        ConnView {
+            backend_id: 3,
+            ..of_web(
+                "[2001:db8::7]:51002",
+                "[2001:db8:1::4]:30080",
+                "[fd00::7]:8080",
+                ConnState::HalfClosed,
+                900.0,
+            )
+        },
+        ConnView {
+            service: "dns".into(),
+            namespace: "default".into(),
+            protocol: "UDP".into(),
+            frontend: at("192.0.2.4:30053"),
+            backend: Some(at("10.244.2.2:5353")),
+            backend_id: 4,
+            ..of_web("198.51.100.9:5000", port, first, ConnState::Answered, 2.0)
+        },
+        ConnView {
+            // Its Service is gone.
+            namespace: String::new(),
+            service: String::new(),
+            ..of_web("198.51.100.8:51003", port, first, ConnState::Closed, 100_000.0)
+        },
+    ]
 }
 
 fn founding_counts() -> ReuseCounts {

@@ -5,6 +5,7 @@
 //! `cli`; where the values come from is the agent's business, behind [`Answers`].
 
 mod answer;
+mod conn;
 mod diagnosis;
 mod event;
 mod explain;
@@ -23,6 +24,9 @@ mod time;
 pub mod wording;
 
 pub use answer::{Answer, Document, SCHEMA_VERSION};
+pub use conn::{
+    ConnFilter, ConnListView, ConnState, ConnView, DEFAULT_CONNS, MAX_CONNS, Youngest, is_live, socket_address,
+};
 pub use diagnosis::{
     AttributionView, ClientsView, DiagnosisView, EndpointView, LatencyView, NodeFactsView, PortUseView, SettingView,
     StarvedView, VerdictKind,

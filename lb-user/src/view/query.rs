@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Answer, BackendView, DiagnosisView, ExplainView, GraphView, MapDumpView, MapInfoView, NodeFactsView, ReportView,
+    Answer, BackendView, ConnFilter, ConnListView, DiagnosisView, ExplainView, GraphView, MapDumpView, MapInfoView, NodeFactsView, ReportView,
     ReuseView, ServiceView, StatusView, TableView,
 };
 use crate::model::{ObjectName, Protocol};
@@ -72,6 +72,15 @@ pub enum Query {
         /// Of which Services.
         #[serde(default)]
         filter: ServiceFilter,
+    },
+    /// The connections of the Services that pass a filter.
+    Conns {
+        /// Of which Services.
+        #[serde(default)]
+        filter: ServiceFilter,
+        /// Which ones of them.
+        #[serde(default)]
+        which: ConnFilter,
     },
     /// Tuple reuse of the Services that pass a filter.
     Reuse {
@@ -161,6 +170,8 @@ pub trait Answers: Send + Sync {
     fn service(&self, name: &ObjectName) -> Result<ServiceView, QueryError>;
     /// Backends of the Services that pass a filter, sorted by (service, address, port).
     fn backends(&self, filter: &ServiceFilter) -> Result<Vec<BackendView>, QueryError>;
+    /// Connections of the Services that pass a filter, sorted; where there are more than the limit, the youngest.
+    fn conns(&self, filter: &ServiceFilter, which: &ConnFilter) -> Result<ConnListView, QueryError>;
     /// Tuple reuse, with the Services that pass a filter.
     fn reuse(&self, filter: &ServiceFilter) -> Result<ReuseView, QueryError>;
     /// The Maglev tables of one Service, one a backend set.
@@ -200,6 +211,7 @@ impl Query {
             Self::Backends { filter } => Answer::BackendList {
                 items: answers.backends(filter)?,
             },
+            Self::Conns { filter, which } => Answer::ConnList(answers.conns(filter, which)?),
             Self::Reuse { filter } => Answer::Reuse(answers.reuse(filter)?),
             Self::Table { namespace, name } => Answer::TableList {
                 items: answers.table(&ObjectName::new(namespace, name))?,
