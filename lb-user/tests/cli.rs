@@ -79,6 +79,7 @@ fn without_an_agent_every_question_ends_with_three_and_one_sentence() {
         &["service", "list"],
         &["service", "get", "web"],
         &["backend", "list"],
+        &["conn", "list"],
         &["reuse"],
         &["diagnose"],
         &["observe", "-f"],

@@ -19,7 +19,7 @@ use crate::{
     },
     compile::{Compiled, proto},
     model::{DesiredService, FrontendKind, Kind, ObjectName, Protocol, Scope, SetName},
-    observe::{Observation, address, audience},
+    observe::{Observation, address, audience, monotonic_ns},
     reconcile::Reconciler,
     view::{
         Answers, BackendCountsView, BackendState, BackendView, ClientReuseView, ConnFilter, ConnListView, CountsView,
@@ -292,7 +292,7 @@ impl Answers for Shared {
     fn status(&self) -> Result<StatusView, QueryError> {
         let interfaces = lock(&self.uplinks).views();
         let programs = self.programs();
-        let census = self.census.count();
+        let census = self.census.count(monotonic_ns());
         let reconciler = lock(&self.reconciler);
         let all = Self::all_service_counters(&reconciler).map_err(failed)?;
         let counters = reconciler.kernel().counters().map_err(failed)?;
@@ -347,7 +347,7 @@ impl Answers for Shared {
             maps: reconciler
                 .usage()
                 .into_iter()
-                .chain(census)
+                .chain(census.usage)
                 .map(|(map, entries, max_entries)| MapUsageView {
                     name: map.to_owned(),
                     entries,
@@ -538,12 +538,12 @@ impl Answers for Shared {
     }
 
     fn maps(&self) -> Result<Vec<MapInfoView>, QueryError> {
-        let census = self.census.count();
+        let census = self.census.count(monotonic_ns());
         let reconciler = lock(&self.reconciler);
         let used: BTreeMap<&str, u64> = reconciler
             .usage()
             .into_iter()
-            .chain(census)
+            .chain(census.usage)
             .map(|(map, used, _)| (map, used))
             .collect();
         let programs = lock(&self.programs);

@@ -25,10 +25,10 @@ use crate::{
     http::{HealthReport, Probes},
     metrics::{
         BackendSample, Buckets, ConnectSample, FAILURE_REASONS, MapSample, MetricSource, ProgramSample, ServiceSample,
-        Snapshot, SyncSample, families::CONNECT_EDGES, reuse_outcomes,
+        Snapshot, SyncSample, families::CONNECT_EDGES, hooks, reuse_outcomes,
     },
     node::settings,
-    observe::{Observation, audience},
+    observe::{Observation, audience, monotonic_ns},
     reconcile::Reconciler,
     view::{Mode, ServiceFilter, Timestamp},
 };
@@ -40,15 +40,6 @@ fn failed(counters: &ServiceCounters) -> [u64; FAILURE_REASONS.len()] {
     failed[..6].copy_from_slice(&counters.failed[1..7]);
     failed[6] = counters.rejected;
     failed
-}
-
-/// The pairs of hook and action that can occur, besides those that did.
-fn can_occur(hook: u32, action: u32) -> bool {
-    match hook {
-        hook::CONNECT4 | hook::CONNECT6 | hook::SENDMSG4 | hook::SENDMSG6 => action <= action::INCONSISTENT,
-        hook::RECVMSG4 | hook::RECVMSG6 | hook::GETPEERNAME4 | hook::GETPEERNAME6 => action <= action::TRANSLATED,
-        _ => false,
-    }
 }
 
 /// Records that found no room in the ring buffer.
@@ -158,6 +149,7 @@ impl Shared {
                 namespace: name.namespace.to_string(),
                 name: name.name.to_string(),
                 connects: counters.connects,
+                outside: counters.outside,
                 attributed: match self.config.mode {
                     Mode::Balance => counters.connects,
                     Mode::Observe => counters.attributed,
@@ -214,7 +206,7 @@ impl Shared {
 
 impl MetricSource for Shared {
     fn snapshot(&self) -> Snapshot {
-        let census = self.census.count();
+        let census = self.census.count(monotonic_ns());
         let reconciler = lock(&self.reconciler);
         let counters = reconciler
             .kernel()
@@ -223,22 +215,19 @@ impl MetricSource for Shared {
         let mut connects = Vec::new();
         let lost = lost_records(&counters);
         for h in 0..hook::COUNT {
-            for a in 0..action::COUNT {
-                let total = counters[counter::index(h, a) as usize];
-                if can_occur(h, a) {
-                    connects.push(ConnectSample {
-                        hook: hook::NAMES[h as usize],
-                        action: action::NAMES[a as usize],
-                        total,
-                    });
-                }
+            for &a in hooks::actions(h, self.config.mode) {
+                connects.push(ConnectSample {
+                    hook: hook::NAMES[h as usize],
+                    action: action::NAMES[a as usize],
+                    total: counters[counter::index(h, a) as usize],
+                });
             }
         }
         let services = self.service_samples(&reconciler);
         let maps = reconciler
             .usage()
             .into_iter()
-            .chain(census)
+            .chain(census.usage)
             .map(|(map, entries, max_entries)| MapSample {
                 map,
                 entries,
@@ -301,6 +290,10 @@ impl MetricSource for Shared {
                 .iter()
                 .map(|(kind, status)| (kind.as_str(), status.synced.map(Timestamp::from_system)))
                 .collect(),
+            flows: match self.config.mode {
+                Mode::Balance => census.flows.by_state().collect(),
+                Mode::Observe => Vec::new(),
+            },
             maps,
             programs: self.program_samples(),
             events_lost: vec![("ring_buffer", lost), ("late", late), ("malformed", malformed)],

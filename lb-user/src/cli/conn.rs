@@ -84,7 +84,7 @@ pub(super) fn list(view: &ConnListView, wide: bool, output: Output) -> String {
         "SERVICE", "PROTOCOL", "ORIGIN", "CLIENT", "FRONTEND", "BACKEND", "SOURCE", "STATE", ">AGE", ">IDLE",
     ];
     if wide {
-        header.extend(["WORKLOAD", ">BACKEND-ID", ">GENERATION"]);
+        header.extend(["WORKLOAD", ">BACKEND-ID", ">GENERATION", "RESUMED"]);
     }
     let mut grid = Grid::new(&header);
     for item in &view.items {
@@ -105,6 +105,7 @@ pub(super) fn list(view: &ConnListView, wide: bool, output: Output) -> String {
                 item.workload.clone().unwrap_or_default(),
                 item.backend_id.to_string(),
                 item.generation.map_or_else(String::new, |number| number.to_string()),
+                if item.resumed { "yes".to_owned() } else { String::new() },
             ]);
         }
         let tone = match item.state {

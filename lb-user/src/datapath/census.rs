@@ -14,6 +14,7 @@ use lb_common::{
 };
 
 use super::{kernel::Kernel, window::Array};
+use crate::observe::flows::FlowCounts;
 
 /// Flows that are mapped at a time: 512 KiB.
 const WINDOW: u32 = 4_096;
@@ -37,8 +38,17 @@ impl std::fmt::Debug for Census {
     }
 }
 
-/// The maps that are counted, in the order of [`Census::count`].
-pub const COUNTED: [&str; 4] = [names::SOCKETS, names::UDP_REVERSE, names::UDP_SOCKETS, names::AFFINITY];
+/// What a census found.
+#[derive(Clone, Debug, Default)]
+pub struct Counted {
+    /// (map, entries, capacity) of each map.
+    pub usage: Vec<(&'static str, u64, u64)>,
+    /// The flow table.
+    pub flows: FlowCounts,
+}
+
+/// The hash maps that are counted by walking them, in the order of the census.
+const COUNTED: [&str; 4] = [names::SOCKETS, names::UDP_REVERSE, names::UDP_SOCKETS, names::AFFINITY];
 
 impl Census {
     /// Opens the maps of a kernel once more. One that cannot be opened is left out of the counts.
@@ -98,8 +108,21 @@ impl Census {
         }
     }
 
-    /// (map, entries, capacity) of each map; entries come and go while they are counted.
-    pub fn count(&self) -> Vec<(&'static str, u64, u64)> {
+    /// Counts everything; entries come and go meanwhile. The flow table is passed through once; `now_ns` is the monotonic clock's.
+    pub fn count(&self, now_ns: u64) -> Counted {
+        let mut flows = FlowCounts::of_slots(self.flow_slots());
+        let flow_now_ns = self.flow_now_ns(now_ns);
+        self.flows(|flow| flows.add(flow, flow_now_ns));
+        let mut usage = self.usage();
+        if flows.slots > 0 {
+            usage.push((names::FLOWS, flows.live(), flows.slots));
+            usage.push((names::TUPLES, flows.tuples, flows.max_tuples()));
+        }
+        Counted { usage, flows }
+    }
+
+    /// (map, entries, capacity) of each hash map.
+    fn usage(&self) -> Vec<(&'static str, u64, u64)> {
         let counts = [
             self.sockets.as_ref().map(|map| map.keys().flatten().count()),
             self.reverse.as_ref().map(|map| map.keys().flatten().count()),

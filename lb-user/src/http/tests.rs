@@ -60,6 +60,7 @@ impl MetricSource for Told {
             sync_last: None,
             sync_last_queued: None,
             source_synced: vec![],
+            flows: vec![],
             maps: vec![],
             programs: vec![],
             events_lost: vec![],

@@ -166,6 +166,7 @@ impl Page {
         let labels = [sample.namespace.as_str(), sample.name.as_str()];
         let with = |third| [labels[0], labels[1], third];
         self.counter(&families::SERVICE_CONNECTS, &labels, sample.connects as f64);
+        self.counter(&families::SERVICE_OUTSIDE, &labels, sample.outside as f64);
         self.counter(&families::SERVICE_ATTRIBUTED, &labels, sample.attributed as f64);
         self.counter(&families::SERVICE_DIRECT, &labels, sample.direct as f64);
         for (reason, count) in FAILURE_REASONS.into_iter().zip(sample.failed) {
@@ -278,6 +279,9 @@ impl Page {
     }
 
     fn kernel(&mut self, snapshot: &Snapshot) {
+        for &(state, count) in &snapshot.flows {
+            self.gauge(&families::FLOWS, &[state], count as f64);
+        }
         for sample in &snapshot.maps {
             self.gauge(&families::MAP_ENTRIES, &[sample.map], sample.entries as f64);
             self.gauge(&families::MAP_MAX, &[sample.map], sample.max_entries as f64);

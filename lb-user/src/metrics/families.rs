@@ -3,6 +3,11 @@
 
 use std::fmt::Write as _;
 
+use lb_common::counter::{action, hook};
+
+use super::hooks;
+use crate::view::Mode;
+
 /// What kind of number a metric is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
@@ -92,28 +97,31 @@ const PROGRAMMING: [f64; 80] = {
 
 families! {
     CONNECTS Kind::Counter, "evenkeel_connects_total", ["action", "hook"],
-        "What the kernel programs did, by hook.", "";
+        "What the kernel programs did, by hook: with connections and datagrams of sockets, and with packets at ingress and egress.", "";
     SERVICE_CONNECTS Kind::Counter, "evenkeel_service_connects_total", ["namespace", "service"],
-        "New connections and flows of clients on this node, translated (balance) or seen (observe).",
-        "until the Service has traffic from this node";
+        "New connections and flows, translated (balance) or seen (observe), wherever they came from.",
+        "until the Service has traffic on this node";
+    SERVICE_OUTSIDE Kind::Counter, "evenkeel_service_outside_connects_total", ["namespace", "service"],
+        "Of the new connections and flows, those that came in as packets: from outside the node, or from a guest.",
+        "until the Service has traffic on this node";
     SERVICE_ATTRIBUTED Kind::Counter, "evenkeel_service_connects_attributed_total", ["namespace", "service"],
         "Of the new connections, those whose backend is known: all in balance mode, those seen after translation in observe mode.",
-        "until the Service has traffic from this node";
+        "until the Service has traffic on this node";
     SERVICE_DIRECT Kind::Counter, "evenkeel_service_direct_connects_total", ["namespace", "service"],
         "Connections that dialled the own address of one of the Service's endpoints: userspace proxies, headless clients, probes.",
-        "until the Service has traffic from this node";
+        "until the Service has traffic on this node";
     SERVICE_FAILED Kind::Counter, "evenkeel_service_connects_failed_total", ["namespace", "service", "reason"],
         "Connections that failed to establish, by reason.",
-        "until the Service has traffic from this node";
+        "until the Service has traffic on this node";
     CONNECT_DURATION Kind::Histogram(CONNECT_EDGES), "evenkeel_connect_duration_seconds", ["namespace", "service"],
-        "Time from connect() to the established TCP connection.",
-        "until the Service has traffic from this node";
+        "Time from connect(), or of a client outside from its SYN, to the established TCP connection.",
+        "until the Service has traffic on this node";
     SERVICE_ACTIVE Kind::Gauge, "evenkeel_service_connections_active", ["namespace", "service"],
         "TCP connections established and not yet ended.",
-        "until the Service has traffic from this node";
+        "until the Service has traffic on this node";
     SERVICE_BACKENDS Kind::Gauge, "evenkeel_service_backends", ["namespace", "service", "state"],
         "Backends by state.",
-        "until the Service has traffic from this node";
+        "until the Service has traffic on this node";
     IMBALANCE_MAX Kind::Gauge, "evenkeel_service_imbalance_max_to_mean", ["namespace", "service"],
         "Largest ratio of a backend's new connections in the window to those that its weight entitles it to.",
         "below the minimum sample (5 expected connections a backend), and for ~other";
@@ -140,13 +148,13 @@ families! {
         "below the minimum sample (5 expected connections a backend), and for ~other";
     STARVED Kind::Gauge, "evenkeel_starved_endpoints", ["namespace", "service", "cause"],
         "Endpoints that get (or hold) far too few connections, beyond chance, by cause.",
-        "until the Service has traffic from this node";
+        "until the Service has traffic on this node";
     PORTS_USED Kind::Gauge, "evenkeel_ephemeral_ports_used_ratio", ["namespace", "service"],
         "Used part of the ephemeral port range, of the client and destination that come nearest to its end; an upper bound, 0 to 1.",
-        "until the Service has traffic from this node";
+        "until the Service has traffic on this node";
     SERVICE_REUSE Kind::Counter, "evenkeel_service_tuple_reuse_total", ["namespace", "service", "outcome"],
         "Connections to the Service on a client tuple whose previous use ended within the horizon, by what became of the backend.",
-        "until the Service has traffic from this node";
+        "until the Service has traffic on this node";
     BACKEND_CONNECTS Kind::Counter, "evenkeel_backend_connects_total", ["namespace", "service", "backend"],
         "Times a backend was chosen for a new connection or flow.",
         "unless the agent runs with --backend-metrics, and for ~other";
@@ -179,6 +187,9 @@ families! {
         "When a change last came in.", "until the first change";
     SOURCE_SYNCED Kind::Gauge, "evenkeel_source_synced_timestamp_seconds", ["kind"],
         "When the source last confirmed its objects of a kind.", "until the kind was read once";
+    FLOWS Kind::Gauge, "evenkeel_flows", ["state"],
+        "Flows from outside in the flow table, by state; those that have expired are left out.",
+        "in observe mode";
     MAP_ENTRIES Kind::Gauge, "evenkeel_bpf_map_entries", ["map"],
         "Entries in use in a kernel map.", "";
     MAP_MAX Kind::Gauge, "evenkeel_bpf_map_max_entries", ["map"],
@@ -208,9 +219,9 @@ pub fn document() -> String {
     let mut out = String::from(
         "# Metrics\n\n\
          Written from the list in `lb-user/src/metrics/families.rs`; do not edit by hand.\n\n\
-         The agent serves them at `/metrics` (`--metrics-address`), as `text/plain; version=0.0.4`. Series are by Service with traffic from\n\
-         this node; a Service's series go 60 s after it. Beyond 1,000 Services the further ones share the series of\n\
-         `namespace=\"~other\", service=\"~other\"`. No label ever holds a client's address, port or tuple. One node sees its own clients only: add\n\
+         The agent serves them at `/metrics` (`--metrics-address`), as `text/plain; version=0.0.4`. Series are by Service with traffic\n\
+         from or through this node; a Service's series go 60 s after it. Beyond 1,000 Services the further ones share the series of\n\
+         `namespace=\"~other\", service=\"~other\"`. No label ever holds a client's address, port or tuple. One node sees its own traffic only: add\n\
          up over nodes with `sum by (namespace, service)`. Rules that do so, alerts and a dashboard are in `deploy/`; evenness over the\n\
          cluster needs agents with `--backend-metrics`, since ratios and dispersions of nodes cannot be averaged.\n\n\
          | metric | type | labels | what it says | no series |\n|---|---|---|---|---|\n",
@@ -231,6 +242,21 @@ pub fn document() -> String {
             family.help,
             family.absent
         );
+    }
+    out.push_str(
+        "\n## Actions of packets\n\n\
+         Values of `action` in `evenkeel_connects_total` at the hooks `ingress` and `egress`, where every packet of an uplink or of a guest's\n\
+         interface counts. A hook has series only for what it can do; there are none of them in observe mode.\n\n\
+         | action | hooks | what it says |\n|---|---|---|\n",
+    );
+    for (action, says) in hooks::PACKETS {
+        let at = [hook::INGRESS, hook::EGRESS]
+            .into_iter()
+            .filter(|hook| hooks::actions(*hook, Mode::Balance).contains(&action))
+            .map(|hook| format!("`{}`", hook::NAMES[hook as usize]))
+            .collect::<Vec<_>>()
+            .join(", ");
+        let _infallible = writeln!(out, "| `{}` | {at} | {says} |", action::NAMES[action as usize]);
     }
     out.push_str("\n## Buckets\n\nUpper edges in seconds, `+Inf` besides.\n\n");
     for family in ALL {

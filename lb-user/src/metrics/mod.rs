@@ -6,6 +6,7 @@
 
 mod collect;
 pub mod families;
+pub mod hooks;
 mod roster;
 mod snapshot;
 #[cfg(test)]

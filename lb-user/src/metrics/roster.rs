@@ -124,6 +124,7 @@ fn nothing() -> ServiceSample {
         namespace: OTHER.to_owned(),
         name: OTHER.to_owned(),
         connects: 0,
+        outside: 0,
         attributed: 0,
         direct: 0,
         failed: [0; _],
@@ -142,6 +143,7 @@ fn nothing() -> ServiceSample {
 /// Adds what can be added; evenness and single backends cannot.
 fn add(sum: &mut ServiceSample, sample: &ServiceSample) {
     sum.connects += sample.connects;
+    sum.outside += sample.outside;
     sum.attributed += sample.attributed;
     sum.direct += sample.direct;
     for (own, other) in sum.failed.iter_mut().zip(sample.failed) {

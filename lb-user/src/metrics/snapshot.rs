@@ -66,6 +66,8 @@ pub struct Snapshot {
     pub sync_last_queued: Option<Timestamp>,
     /// When the source last confirmed its objects, by kind of object.
     pub source_synced: Vec<(&'static str, Option<Timestamp>)>,
+    /// Flows from outside by state, every state also at 0; none in observe mode.
+    pub flows: Vec<(&'static str, u64)>,
     /// The kernel's maps.
     pub maps: Vec<MapSample>,
     /// The kernel's programs; empty where run statistics are off.
@@ -98,6 +100,8 @@ pub struct ServiceSample {
     pub name: String,
     /// New connections and flows.
     pub connects: u64,
+    /// Those of them that came in as packets.
+    pub outside: u64,
     /// Those of them whose backend is known.
     pub attributed: u64,
     /// Connections that dialled an endpoint's own address; not among the new ones.

@@ -43,6 +43,7 @@ fn blank() -> Snapshot {
         sync_last: None,
         sync_last_queued: None,
         source_synced: vec![("Service", None)],
+        flows: vec![],
         maps: vec![MapSample {
             map: "FRONTENDS",
             entries: 0,
@@ -67,6 +68,7 @@ fn busy() -> Snapshot {
             namespace: "shop".into(),
             name: "web".into(),
             connects: 1_000,
+            outside: 250,
             attributed: 998,
             direct: 7,
             failed: [2, 1, 0, 0, 0, 0, 5],
@@ -106,6 +108,7 @@ fn busy() -> Snapshot {
         sync_last: Some(time),
         sync_last_queued: Some(time),
         source_synced: vec![("Service", Some(time))],
+        flows: vec![("syn_sent", 2), ("established", 40)],
         programs: vec![ProgramSample {
             program: "connect4".into(),
             runs: 1_000,

@@ -8,6 +8,7 @@ pub mod clients;
 pub mod decode;
 mod directory;
 pub mod events;
+pub mod flows;
 pub mod ring;
 pub mod sets;
 #[cfg(test)]

@@ -33,8 +33,6 @@ pub enum ConnState {
     Dialled,
     /// TCP: a SYN, without an answer so far.
     SynSent,
-    /// TCP: taken up in the middle, and the endpoint has not answered since.
-    Resumed,
     /// TCP: established.
     Established,
     /// TCP: one side has sent its FIN.
@@ -53,9 +51,8 @@ pub enum ConnState {
 
 impl ConnState {
     /// The states that flows have, in the order of metrics.
-    pub const OF_FLOWS: [Self; 7] = [
+    pub const OF_FLOWS: [Self; 6] = [
         Self::SynSent,
-        Self::Resumed,
         Self::Established,
         Self::HalfClosed,
         Self::Closed,
@@ -68,7 +65,6 @@ impl ConnState {
         match self {
             Self::Dialled => "dialled",
             Self::SynSent => "syn_sent",
-            Self::Resumed => "resumed",
             Self::Established => "established",
             Self::HalfClosed => "half_closed",
             Self::Closed => "closed",
@@ -90,8 +86,6 @@ impl ConnState {
         }
         if flow.is_closed() {
             Self::Closed
-        } else if !flow.is_answered() && flow.flags & flow::flag::RESUMED != 0 {
-            Self::Resumed
         } else if !flow.is_answered() {
             Self::SynSent
         } else if (flow.client_sent | flow.backend_sent) & flow::sent::FIN != 0 {
@@ -162,6 +156,9 @@ pub struct ConnView {
     /// The set's publication when the endpoint was chosen; flows alone tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<u32>,
+    /// True for a TCP flow of which the table did not see the beginning: it was chosen again by its tuple.
+    #[serde(default)]
+    pub resumed: bool,
 }
 
 /// What a list shows, of how many there were.
@@ -239,6 +236,7 @@ impl ConnView {
             idle_seconds: Some(flow.idle_ns(now_ns) as f64 / 1e9),
             backend_id: flow.backend_id,
             generation: Some(flow.generation),
+            resumed: flow.flags & flow::flag::RESUMED != 0,
         }
     }
 
@@ -259,6 +257,7 @@ impl ConnView {
             idle_seconds: None,
             backend_id: socket.backend_id,
             generation: None,
+            resumed: false,
         }
     }
 }
@@ -385,28 +384,24 @@ mod tests {
     #[test]
     fn states_follow_what_both_sides_have_sent() {
         use flow::sent::{ANY, FIN, RST};
-        let state = |proto: u8, flags: u8, client_sent: u8, backend_sent: u8| {
+        let state = |proto: u8, client_sent: u8, backend_sent: u8| {
             ConnState::of_flow(&Flow {
                 proto,
-                flags,
                 client_sent,
                 backend_sent,
                 ..flow()
             })
         };
-        let resumed = flow::flag::RESUMED;
         for (found, wanted) in [
-            (state(TCP, 0, ANY, 0), ConnState::SynSent),
-            (state(TCP, resumed, ANY, 0), ConnState::Resumed),
-            (state(TCP, resumed, ANY, ANY), ConnState::Established),
-            (state(TCP, 0, ANY, ANY), ConnState::Established),
-            (state(TCP, 0, ANY | FIN, ANY), ConnState::HalfClosed),
-            (state(TCP, 0, ANY, ANY | FIN), ConnState::HalfClosed),
-            (state(TCP, 0, ANY | FIN, ANY | FIN), ConnState::Closed),
-            (state(TCP, 0, ANY, ANY | RST), ConnState::Closed),
-            (state(TCP, 0, ANY | RST, 0), ConnState::Closed),
-            (state(UDP, 0, ANY, 0), ConnState::Unanswered),
-            (state(UDP, 0, ANY, ANY), ConnState::Answered),
+            (state(TCP, ANY, 0), ConnState::SynSent),
+            (state(TCP, ANY, ANY), ConnState::Established),
+            (state(TCP, ANY | FIN, ANY), ConnState::HalfClosed),
+            (state(TCP, ANY, ANY | FIN), ConnState::HalfClosed),
+            (state(TCP, ANY | FIN, ANY | FIN), ConnState::Closed),
+            (state(TCP, ANY, ANY | RST), ConnState::Closed),
+            (state(TCP, ANY | RST, 0), ConnState::Closed),
+            (state(UDP, ANY, 0), ConnState::Unanswered),
+            (state(UDP, ANY, ANY), ConnState::Answered),
         ] {
             assert_eq!(found, wanted);
             assert!(ConnState::OF_FLOWS.contains(&found));

@@ -480,6 +480,7 @@ fn conns() -> Vec<ConnView> {
         idle_seconds: Some(0.5),
         backend_id: 1,
         generation: Some(4),
+        resumed: false,
     };
     let (port, first) = ("192.0.2.4:30080", "10.244.1.5:8080");
     vec![
