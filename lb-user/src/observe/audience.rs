@@ -205,6 +205,7 @@ mod tests {
             frontends: frontends.iter().enumerate().map(value).collect(),
             sets: sets.into(),
             backends: Box::default(),
+            sources: Box::default(),
         }
     }
 
