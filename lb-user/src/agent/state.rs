@@ -168,7 +168,7 @@ impl Shared {
 
     /// Whether packets of guests are translated here.
     pub(super) fn has_guests(&self) -> bool {
-        false
+        !self.config.guests.is_empty()
     }
 
     /// Brings the packet programs to interfaces that have come, and forgets those that have gone.

@@ -8,16 +8,13 @@ use std::sync::atomic::{Ordering, fence};
 use aya::maps::{HashMap, Map, MapData};
 use lb_common::{
     affinity::{Affinity, AffinityKey},
-    flow::{Flow, Settings, state},
+    flow::{Flow, Settings},
     maps as names,
     socket::{ChainHead, Reverse, ReverseKey, SocketState},
 };
 
-use super::{kernel::Kernel, window::Array};
+use super::{flows, kernel::Kernel, window::Array};
 use crate::observe::flows::FlowCounts;
-
-/// Flows that are mapped at a time: 512 KiB.
-const WINDOW: u32 = 4_096;
 
 /// Handles of the maps that programs fill.
 pub struct Census {
@@ -82,29 +79,11 @@ impl Census {
         monotonic_ns.wrapping_add(window.map_or(0, |window| window.get(0).clock_offset_ns))
     }
 
-    /// Every flow of the table, also those that have expired; one that begins or ends meanwhile is seen or not. One pass through
-    /// memory, without a system call a flow.
+    /// Every flow of the table, also those that have expired; one that begins or ends meanwhile is seen or not.
     pub fn flows(&self, mut each: impl FnMut(&Flow)) {
-        let Some(flows) = &self.flows else { return };
-        let mut first = 0;
-        while first < flows.len() {
-            let count = WINDOW.min(flows.len() - first);
-            let Ok(window) = flows.window(first, count) else { return };
-            for at in 0..count {
-                let before = window.get(at).version;
-                if before & 3 == state::FREE || before & 3 == state::BUSY {
-                    continue;
-                }
-                fence(Ordering::Acquire);
-                let flow = window.get(at);
-                fence(Ordering::Acquire);
-                // A slot that changed hands meanwhile has a flow that has just begun; the next reading sees it.
-                let after = window.get(at).version;
-                if before >> 2 == after >> 2 && after & 3 != state::BUSY {
-                    each(&flow);
-                }
-            }
-            first += count;
+        let Some(table) = &self.flows else { return };
+        if let Err(error) = flows::scan(table, |_, flow| each(flow)) {
+            tracing::warn!(%error, "the flow table could not be read");
         }
     }
 
