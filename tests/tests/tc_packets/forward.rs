@@ -12,7 +12,7 @@ use lb_tests::{packet::{self, flags}, plane::Device, runner::Body, world::Dial};
 
 use crate::scene::{Scene, hello, reply, syn, tuple};
 
-pub const CASES: &[(&str, Body)] = &[
+pub(crate) const CASES: &[(&str, Body)] = &[
     ("what_is_for_no_frontend_passes_untouched", strangers),
     ("node_port_external_ip_and_balancer_are_served_outside", outside),
     ("a_cluster_ip_is_served_to_guests_alone", cluster_ip),

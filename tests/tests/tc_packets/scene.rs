@@ -25,58 +25,58 @@ use lb_tests::{
 };
 
 /// A second of the flow clock.
-pub const SECOND: u64 = 1_000_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
 
 /// A Service with the four kinds of frontends.
 #[derive(Clone, Debug)]
-pub struct Web {
-    pub id: u32,
-    pub proto: u8,
+pub(crate) struct Web {
+    pub(crate) id: u32,
+    pub(crate) proto: u8,
     /// The address inside the cluster.
-    pub cluster: SocketAddr,
+    pub(crate) cluster: SocketAddr,
     /// A node's address and the node port.
-    pub node: SocketAddr,
-    pub external: SocketAddr,
-    pub balancer: SocketAddr,
+    pub(crate) node: SocketAddr,
+    pub(crate) external: SocketAddr,
+    pub(crate) balancer: SocketAddr,
     /// The set of clients inside, and that of clients outside.
-    pub sets: (u32, u32),
+    pub(crate) sets: (u32, u32),
     /// Ids and addresses.
-    pub backends: Vec<(u32, SocketAddr)>,
+    pub(crate) backends: Vec<(u32, SocketAddr)>,
 }
 
 impl Web {
     /// The frontends that are served outside.
-    pub fn outside(&self) -> [SocketAddr; 3] {
+    pub(crate) fn outside(&self) -> [SocketAddr; 3] {
         [self.node, self.external, self.balancer]
     }
 
     /// Members of a set, with equal weights.
-    pub fn members(&self, which: impl IntoIterator<Item = usize>) -> Vec<(u32, u16)> {
+    pub(crate) fn members(&self, which: impl IntoIterator<Item = usize>) -> Vec<(u32, u16)> {
         which.into_iter().map(|i| (self.backends[i].0, 1)).collect()
     }
 }
 
 /// The programs, and what they are told.
-pub struct Scene {
-    pub plane: Plane,
-    pub rules: Rules,
-    pub dial: Dial,
+pub(crate) struct Scene {
+    pub(crate) plane: Plane,
+    pub(crate) rules: Rules,
+    pub(crate) dial: Dial,
 }
 
 /// What became of a packet.
 #[must_use = "a step says what it expects"]
-pub struct Seen {
+pub(crate) struct Seen {
     hook: Hook,
     went_in: Vec<u8>,
     bare: bool,
-    pub verdict: Verdict,
-    pub out: Vec<u8>,
+    pub(crate) verdict: Verdict,
+    pub(crate) out: Vec<u8>,
     moved: BTreeMap<(u32, u32), u64>,
 }
 
 impl Scene {
     /// Enters the devices: two uplinks and two guests, each with an address of the node.
-    pub fn new(dial: Dial) -> Result<Self> {
+    pub(crate) fn new(dial: Dial) -> Result<Self> {
         let plane = Plane::enter()?;
         let mut rules = Rules::default();
         let both = |device| [node_address(device, false), node_address(device, true)];
@@ -90,7 +90,7 @@ impl Scene {
     }
 
     /// An address of the family: one of 256 in one of 256 groups.
-    pub fn address(&self, group: u8, n: u8) -> IpAddr {
+    pub(crate) fn address(&self, group: u8, n: u8) -> IpAddr {
         match self.dial {
             Dial::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0xff, u16::from(group), 0, 0, 0, u16::from(n)).into(),
             Dial::V4 | Dial::Mapped => Ipv4Addr::new(10, group, 7, n).into(),
@@ -98,22 +98,22 @@ impl Scene {
     }
 
     /// A client outside.
-    pub fn client(&self, n: u8) -> SocketAddr {
+    pub(crate) fn client(&self, n: u8) -> SocketAddr {
         SocketAddr::new(self.address(200, n), 40_000)
     }
 
     /// A guest, whose sockets nobody sees.
-    pub fn guest(&self, n: u8) -> SocketAddr {
+    pub(crate) fn guest(&self, n: u8) -> SocketAddr {
         SocketAddr::new(self.address(20, n), 45_000)
     }
 
     /// The node's own address on a device.
-    pub fn node(&self, device: Device) -> IpAddr {
+    pub(crate) fn node(&self, device: Device) -> IpAddr {
         node_address(device, self.dial == Dial::V6)
     }
 
     /// A Service of policy Cluster: flows from outside leave the uplink with the node's own source.
-    pub fn serve(&mut self, id: u8, proto: u8, backends: usize) -> Result<Web> {
+    pub(crate) fn serve(&mut self, id: u8, proto: u8, backends: usize) -> Result<Web> {
         let number = u16::from(id);
         let port = 80 + number;
         let web = Web {
@@ -147,32 +147,39 @@ impl Scene {
     }
 
     /// Changes the flags of a frontend.
-    pub fn change_flags(&mut self, end: SocketAddr, proto: u8, change: impl FnOnce(&mut u32)) -> Result<()> {
+    pub(crate) fn change_flags(&mut self, end: SocketAddr, proto: u8, change: impl FnOnce(&mut u32)) -> Result<()> {
         let key = lb_tests::plane::key(end, proto);
         change(&mut self.rules.frontends.get_mut(&key).expect("a frontend").flags);
         self.write()
     }
 
     /// Publishes a set anew.
-    pub fn publish(&mut self, set: u32, members: &[(u32, u16)]) -> Result<()> {
+    pub(crate) fn publish(&mut self, set: u32, members: &[(u32, u16)]) -> Result<()> {
         self.rules.publish(set, members);
         self.write()
     }
 
     /// Writes the rules to the maps.
-    pub fn write(&mut self) -> Result<()> {
+    pub(crate) fn write(&mut self) -> Result<()> {
         self.plane.write(&self.rules)
     }
 
     /// Lets time pass.
-    pub fn pass(&mut self, nanoseconds: u64) {
+    pub(crate) fn pass(&mut self, nanoseconds: u64) {
         let mut settings = self.plane.settings();
         settings.clock_offset_ns += nanoseconds;
         self.plane.set_settings(settings);
     }
 
+    /// Makes the flow table small.
+    pub(crate) fn shrink(&mut self, slots: u32) {
+        let mut settings = self.plane.settings();
+        settings.flow_slots = slots;
+        self.plane.set_settings(settings);
+    }
+
     /// The backend that a set gives to a client's packet.
-    pub fn choice(&self, set: u32, client: SocketAddr, vip: SocketAddr, proto: u8) -> (u32, SocketAddr) {
+    pub(crate) fn choice(&self, set: u32, client: SocketAddr, vip: SocketAddr, proto: u8) -> (u32, SocketAddr) {
         let word = self.rules.word(set);
         let header = self.rules.list(word.offset()).expect("a set with members");
         let hash = select::packet_hash(
@@ -188,17 +195,17 @@ impl Scene {
     }
 
     /// A packet comes in.
-    pub fn comes(&mut self, device: Device, packet: &Packet) -> Seen {
+    pub(crate) fn comes(&mut self, device: Device, packet: &Packet) -> Seen {
         self.run(Hook::Ingress, device, &packet.bytes())
     }
 
     /// A packet goes out.
-    pub fn leaves(&mut self, device: Device, packet: &Packet) -> Seen {
+    pub(crate) fn leaves(&mut self, device: Device, packet: &Packet) -> Seen {
         self.run(Hook::Egress, device, &packet.bytes())
     }
 
     /// Bytes at a hook.
-    pub fn run(&mut self, hook: Hook, device: Device, bytes: &[u8]) -> Seen {
+    pub(crate) fn run(&mut self, hook: Hook, device: Device, bytes: &[u8]) -> Seen {
         self.plane.forget_counters_of_programs().expect("counters");
         let (verdict, out) = self.plane.run(hook, device, bytes).expect("a packet that the kernel takes");
         Seen {
@@ -212,7 +219,7 @@ impl Scene {
     }
 
     /// Bytes at a hook of a device without link headers.
-    pub fn run_bare(&mut self, hook: Hook, device: Device, bytes: &[u8]) -> Seen {
+    pub(crate) fn run_bare(&mut self, hook: Hook, device: Device, bytes: &[u8]) -> Seen {
         self.plane.forget_counters_of_programs().expect("counters");
         let (verdict, out) = self.plane.run_bare(hook, device, bytes).expect("a packet that the kernel takes");
         Seen {
@@ -226,20 +233,20 @@ impl Scene {
     }
 
     /// The flow of a client with a frontend, and its entry.
-    pub fn flow_of(&self, one: SocketAddr, other: SocketAddr, proto: u8) -> Option<(TupleEntry, Flow)> {
+    pub(crate) fn flow_of(&self, one: SocketAddr, other: SocketAddr, proto: u8) -> Option<(TupleEntry, Flow)> {
         let entry = self.plane.tuple(&tuple(one, other, proto))?;
         Some((entry, self.plane.flow(entry.slot)))
     }
 
     /// The only record that was written since the last call.
-    pub fn record(&mut self) -> Result<ConnRecord> {
+    pub(crate) fn record(&mut self) -> Result<ConnRecord> {
         let records = self.plane.records()?;
         anyhow::ensure!(records.len() == 1, "one record is wanted: {records:#?}");
         Ok(records[0])
     }
 
     /// A client's SYN that begins a flow to the backend it is given; returns that backend.
-    pub fn begin(&mut self, client: SocketAddr, vip: SocketAddr) -> SocketAddr {
+    pub(crate) fn begin(&mut self, client: SocketAddr, vip: SocketAddr) -> SocketAddr {
         let syn = syn(client, vip);
         let seen = self.comes(Device::Uplink, &syn);
         let (entry, flow) = self.flow_of(client, vip, TCP).expect("a flow");
@@ -250,7 +257,7 @@ impl Scene {
     }
 
     /// The three packets that open a connection.
-    pub fn open(&mut self, client: SocketAddr, vip: SocketAddr) -> SocketAddr {
+    pub(crate) fn open(&mut self, client: SocketAddr, vip: SocketAddr) -> SocketAddr {
         let backend = self.begin(client, vip);
         self.answer(client, vip, backend, flags::SYN | flags::ACK, &[action::TRANSLATED]);
         self.say(client, vip, backend, flags::ACK, &[action::TRANSLATED]);
@@ -258,7 +265,7 @@ impl Scene {
     }
 
     /// Both FINs of a connection; the record is left to be read.
-    pub fn close(&mut self, client: SocketAddr, vip: SocketAddr, backend: SocketAddr) {
+    pub(crate) fn close(&mut self, client: SocketAddr, vip: SocketAddr, backend: SocketAddr) {
         let fin = flags::FIN | flags::ACK;
         self.say(client, vip, backend, fin, &[action::TRANSLATED]);
         self.answer(client, vip, backend, fin, &[action::TRANSLATED, action::RECORDED]);
@@ -266,14 +273,14 @@ impl Scene {
     }
 
     /// A packet of a client outside, on a flow whose backend is known.
-    pub fn say(&mut self, client: SocketAddr, vip: SocketAddr, backend: SocketAddr, flags: u8, counts: &[u32]) {
+    pub(crate) fn say(&mut self, client: SocketAddr, vip: SocketAddr, backend: SocketAddr, flags: u8, counts: &[u32]) {
         let packet = packet::tcp(client, vip, flags);
         self.comes(Device::Uplink, &packet)
             .becomes(&packet.clone().to(backend), counts);
     }
 
     /// A packet of a backend to a client outside.
-    pub fn answer(&mut self, client: SocketAddr, vip: SocketAddr, backend: SocketAddr, flags: u8, counts: &[u32]) {
+    pub(crate) fn answer(&mut self, client: SocketAddr, vip: SocketAddr, backend: SocketAddr, flags: u8, counts: &[u32]) {
         let packet = packet::tcp(backend, client, flags);
         self.leaves(Device::Uplink, &packet)
             .becomes(&packet.clone().from(vip), counts);
@@ -281,12 +288,12 @@ impl Scene {
 }
 
 /// A client's SYN.
-pub fn syn(client: SocketAddr, vip: SocketAddr) -> Packet {
+pub(crate) fn syn(client: SocketAddr, vip: SocketAddr) -> Packet {
     packet::tcp(client, vip, flags::SYN)
 }
 
 /// A client's first packet of a protocol.
-pub fn hello(client: SocketAddr, vip: SocketAddr, proto: u8) -> Packet {
+pub(crate) fn hello(client: SocketAddr, vip: SocketAddr, proto: u8) -> Packet {
     match proto {
         UDP => packet::udp(client, vip, b"question"),
         _ => syn(client, vip),
@@ -294,7 +301,7 @@ pub fn hello(client: SocketAddr, vip: SocketAddr, proto: u8) -> Packet {
 }
 
 /// A backend's first packet of a protocol.
-pub fn reply(backend: SocketAddr, client: SocketAddr, proto: u8) -> Packet {
+pub(crate) fn reply(backend: SocketAddr, client: SocketAddr, proto: u8) -> Packet {
     match proto {
         UDP => packet::udp(backend, client, b"a longer answer"),
         _ => packet::tcp(backend, client, flags::SYN | flags::ACK),
@@ -302,7 +309,7 @@ pub fn reply(backend: SocketAddr, client: SocketAddr, proto: u8) -> Packet {
 }
 
 /// The key of what two ends send each other.
-pub fn tuple(one: SocketAddr, other: SocketAddr, proto: u8) -> TupleKey {
+pub(crate) fn tuple(one: SocketAddr, other: SocketAddr, proto: u8) -> TupleKey {
     TupleKey::between(
         one.ip().into(),
         Port::new(one.port()),
@@ -315,14 +322,14 @@ pub fn tuple(one: SocketAddr, other: SocketAddr, proto: u8) -> TupleKey {
 impl Seen {
     /// The packet goes on as another.
     #[track_caller]
-    pub fn becomes(self, packet: &Packet, counts: &[u32]) {
+    pub(crate) fn becomes(self, packet: &Packet, counts: &[u32]) {
         let wanted = packet.bytes();
         self.judge(Verdict::Next, Some(&wanted), counts);
     }
 
     /// The packet goes on as it was.
     #[track_caller]
-    pub fn untouched(self, counts: &[u32]) {
+    pub(crate) fn untouched(self, counts: &[u32]) {
         let wanted = self.went_in.clone();
         assert_eq!(self.out, wanted, "not a byte may change: {}", self.told());
         self.judge(Verdict::Next, Some(&wanted), counts);
@@ -330,20 +337,32 @@ impl Seen {
 
     /// The packet ends here, without a word.
     #[track_caller]
-    pub fn dropped(self, counts: &[u32]) {
+    pub(crate) fn dropped(self, counts: &[u32]) {
         self.judge(Verdict::Drop, None, counts);
     }
 
-    /// The packet is answered.
+    /// The packet is answered, to whoever the link says has sent it.
     #[track_caller]
-    pub fn answered(self, packet: &Packet, counts: &[u32]) {
-        let wanted = packet.bytes();
+    pub(crate) fn answered(self, packet: &Packet, counts: &[u32]) {
+        let mut wanted = packet.bytes();
+        if !self.bare {
+            let (to, from) = wanted[..12].split_at_mut(6);
+            to.swap_with_slice(from);
+        }
         self.judge(Verdict::Answer, Some(&wanted), counts);
+        let faults = check(&self.out, self.bare);
+        assert!(faults.is_empty(), "{}", self.told());
+    }
+
+    /// Counters alone, whatever came out.
+    #[track_caller]
+    pub(crate) fn counted(self, counts: &[u32]) {
+        self.judge(self.verdict, None, counts);
     }
 
     /// What came out, for steps whose packet is not known beforehand; verdict and counters are as stated.
     #[track_caller]
-    pub fn passed(self, counts: &[u32]) -> Vec<u8> {
+    pub(crate) fn passed(self, counts: &[u32]) -> Vec<u8> {
         self.judge(Verdict::Next, None, counts);
         self.out
     }
