@@ -190,6 +190,9 @@ impl Loaded {
             translate: true,
         };
         let mut object = load::load(&options, None)?;
+        for name in load::TRANSLATING_RAW {
+            load::load_program(&mut object, name)?;
+        }
         let (netns, peers) = (Netns::new()?, Netns::new()?);
         let mut devices = BTreeMap::new();
         for device in Device::ALL {
@@ -417,9 +420,15 @@ impl Plane {
         Ok(self.loaded().fragments.iter().collect::<Result<_, _>>()?)
     }
 
-    /// Counts from here on.
-    pub fn forget_counters(&mut self) -> Result<()> {
+    /// Counts what the programs do from here on; counters of Services and backends go on.
+    pub fn forget_counters_of_programs(&mut self) -> Result<()> {
         self.counters_before = summed(self.loaded().counters.fd().as_fd())?;
+        Ok(())
+    }
+
+    /// Counts everything from here on.
+    pub fn forget_counters(&mut self) -> Result<()> {
+        self.forget_counters_of_programs()?;
         let loaded = self.loaded();
         let services = (0..loaded.service_stats.len()).map(|id| loaded.service_stats.get(id));
         let backends = (0..loaded.backend_stats.len()).map(|id| loaded.backend_stats.get(id));

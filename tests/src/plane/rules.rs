@@ -66,7 +66,7 @@ pub fn end(addr: Addr, port: Port) -> SocketAddr {
 
 impl Rules {
     /// Adds a backend, or gives its id to another.
-    pub fn backend(&mut self, id: u32, service_id: u32, end: SocketAddr, proto: u8) {
+    pub fn add_backend(&mut self, id: u32, service_id: u32, end: SocketAddr, proto: u8) {
         let backend = Backend {
             addr: end.ip().into(),
             port: Port::new(end.port()),
@@ -293,7 +293,7 @@ mod tests {
     fn two() -> Rules {
         let mut rules = Rules::default();
         for id in 1..=2 {
-            rules.backend(id, 1, format!("10.0.0.{id}:80").parse().expect("an address"), TCP);
+            rules.add_backend(id, 1, format!("10.0.0.{id}:80").parse().expect("an address"), TCP);
         }
         rules.publish(3, &[(1, 1), (2, 1)]);
         rules

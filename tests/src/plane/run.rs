@@ -44,6 +44,18 @@ impl Plane {
         self.run_program(hook.program(), device, packet)
     }
 
+    /// Runs the program of a hook, for devices without link headers, on a packet that begins with its IP header.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_bare(&self, hook: Hook, device: Device, packet: &[u8]) -> Result<(Verdict, Vec<u8>)> {
+        let name = match hook {
+            Hook::Ingress => "raw_ingress",
+            Hook::Egress => "raw_egress",
+        };
+        self.run_program(name, device, packet)
+    }
+
     /// Runs a program by its name.
     ///
     /// # Errors

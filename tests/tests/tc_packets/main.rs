@@ -1,0 +1,20 @@
+//! The packet programs on crafted packets, kind by kind: a sentence, the packet in, the verdict, the packet out, and which
+//! counters moved. No traffic, no time but what a test adds to the flow clock.
+
+mod forward;
+mod reuse;
+mod scene;
+mod udp;
+
+use std::process::ExitCode;
+
+use lb_tests::{runner, world::Dial};
+
+fn main() -> ExitCode {
+    let families = [Dial::V4, Dial::V6];
+    let mut tests = Vec::new();
+    for cases in [forward::CASES, reuse::CASES, udp::CASES] {
+        tests.extend(runner::each(&families, cases));
+    }
+    runner::run(tests)
+}
