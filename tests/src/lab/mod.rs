@@ -6,11 +6,14 @@
 
 pub mod cases;
 pub mod dial;
+pub mod main;
 pub mod node;
 pub mod plan;
 pub mod pod;
+pub mod report;
 pub mod serve;
 pub mod service;
+pub mod standing;
 pub mod topology;
 
 use std::{
@@ -211,6 +214,28 @@ impl Lab {
     /// The folder of everything that the lab wrote.
     pub fn folder(&self) -> &std::path::Path {
         self.folder.path()
+    }
+
+    /// Every namespace by its name, with the number of the node that it belongs to.
+    pub fn places(&self) -> Vec<(String, Option<u8>, &Netns)> {
+        let outside = [
+            ("client", &self.wires.client),
+            ("far", &self.wires.far),
+            ("narrow", &self.wires.narrow),
+            ("router", &self.wires.router),
+            ("guest", &self.guest),
+        ];
+        let mut places: Vec<_> = outside
+            .into_iter()
+            .map(|(name, netns)| (name.to_owned(), None, netns))
+            .collect();
+        for node in &self.nodes {
+            places.push((node.name(), Some(node.number), &node.netns));
+        }
+        for pod in self.pods.iter().chain([&self.deep]) {
+            places.push((pod.name.clone(), Some(pod.node), &pod.netns));
+        }
+        places
     }
 
     /// What the agents have said, node by node: the last lines of each.

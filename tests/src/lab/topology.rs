@@ -104,7 +104,12 @@ impl Wires {
         link::set_mtu(&self.router, "narrow0", NARROW_MTU)?;
         for family in Family::ALL {
             let len = if family == Family::V4 { 24 } else { 64 };
-            for n in 1..=4 {
+            // The first is to be the usual source: IPv4 takes the one that was first there, IPv6 the last.
+            let mut numbers = [1, 2, 3, 4];
+            if family == Family::V6 {
+                numbers.reverse();
+            }
+            for n in numbers {
                 link::add_address(&self.client, ETH, plan::client(family, n), len)?;
             }
             link::add_address(&self.router, "client0", plan::client_gateway(family), len)?;
