@@ -134,8 +134,10 @@ pub fn set_route(netns: &Netns, (block, prefix_len): (IpAddr, u8), hops: &[Hop<'
         }
     }
     let route = builder.build();
-    with_netlink(netns, async |handle| handle.route().add(route).replace().execute().await)?
-        .doing(|| format!("route {block}/{prefix_len}"))
+    with_netlink(netns, async |handle| {
+        handle.route().add(route).replace().execute().await
+    })?
+    .doing(|| format!("route {block}/{prefix_len}"))
 }
 
 /// Sets the longest packet that a device carries, without its link header.

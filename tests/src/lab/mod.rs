@@ -14,11 +14,13 @@ pub mod report;
 pub mod serve;
 pub mod service;
 pub mod standing;
+pub mod state;
 pub mod topology;
 
 use std::{
     fs,
     io::{self, Write as _},
+    net::IpAddr,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU8, AtomicU16, Ordering},
@@ -34,6 +36,7 @@ use self::{
     node::LabNode,
     plan::Family,
     pod::{Joint, Pod},
+    serve::Serving,
     service::Service,
     topology::Wires,
 };
@@ -62,6 +65,7 @@ pub struct Lab {
     next_number: AtomicU8,
     revision: AtomicU16,
     added: Mutex<u8>,
+    ports: AtomicU16,
 }
 
 impl Lab {
@@ -109,6 +113,7 @@ impl Lab {
             next_number: AtomicU8::new(1),
             revision: AtomicU16::new(1000),
             added: Mutex::new(100),
+            ports: AtomicU16::new(0),
         };
         lab.warm()?;
         Ok(lab)
@@ -197,6 +202,26 @@ impl Lab {
     /// Somebody outside who dials.
     pub fn outside(&self) -> Dialer<'_> {
         Dialer::new(&self.wires.client)
+    }
+
+    /// Has the guest serve, as an endpoint of its own; it is closed when the value is dropped.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn serve_in_guest(&self) -> Result<Serving> {
+        let addresses = Family::ALL.map(|family| plan::pod(family, 1, GUEST));
+        Serving::start(self.runtime.handle(), &self.guest, "guest", &addresses)
+    }
+
+    /// The guest's address.
+    pub fn guest_ip(&self, family: Family) -> IpAddr {
+        plan::pod(family, 1, GUEST)
+    }
+
+    /// A source port of the outside client that no case has used.
+    pub fn next_port(&self) -> u16 {
+        // Below what the kernel gives by itself.
+        2_000 + self.ports.fetch_add(1, Ordering::Relaxed) % 28_000
     }
 
     /// A NodePort Service with numbers of its own; nothing is written yet.
@@ -292,6 +317,10 @@ fn complain(what: &str, error: &dyn std::fmt::Display) {
 }
 
 /// What the agent of a node is told besides where it is.
-fn agent_flags(_node: u8) -> Vec<String> {
-    Vec::new()
+fn agent_flags(node: u8) -> Vec<String> {
+    let mut flags = vec!["--uplink".to_owned(), "auto".to_owned()];
+    if node == 1 {
+        flags.extend(["--guest-interface".to_owned(), topology::GUEST.to_owned()]);
+    }
+    flags
 }

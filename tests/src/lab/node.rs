@@ -7,7 +7,7 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::{self, Command},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
 };
 
 use anyhow::{Context, Result};
@@ -19,7 +19,9 @@ use crate::agent::{Agent, METRICS, binary};
 const BPFFS: &str = "/sys/fs/bpf";
 
 /// What every agent of the lab is told besides where it is: tables as small as the lab is.
-const SIZES: [&str; 6] = [
+const SIZES: [&str; 8] = [
+    "--max-flows",
+    "16384",
     "--max-frontends",
     "4096",
     "--max-backends",
@@ -43,6 +45,8 @@ pub struct LabNode {
     pin_name: String,
     /// Further flags of its agent.
     flags: Vec<String>,
+    /// How far its flow clock is ahead, in seconds.
+    pub(super) ahead: AtomicU64,
 }
 
 impl LabNode {
@@ -62,6 +66,7 @@ impl LabNode {
             manifests: manifests.to_owned(),
             pin_name: format!("lab{}-node{number}", process::id()),
             flags: flags.to_vec(),
+            ahead: AtomicU64::new(0),
         })
     }
 
@@ -125,6 +130,14 @@ impl LabNode {
     /// # Errors
     /// Where it cannot be started.
     pub fn launch(&self) -> Result<()> {
+        self.launch_with(&[])
+    }
+
+    /// As [`Self::launch`], with further flags for this one agent.
+    ///
+    /// # Errors
+    /// Where it cannot be started.
+    pub fn launch_with(&self, flags: &[&str]) -> Result<()> {
         let mut agent = self.lock();
         if agent.is_some() {
             return Ok(());
@@ -137,7 +150,8 @@ impl LabNode {
             .args(["--node-name", &self.name()])
             .args(["--metrics-address", &METRICS.to_string()])
             .args(SIZES)
-            .args(&self.flags);
+            .args(&self.flags)
+            .args(flags);
         for family in Family::ALL {
             command.args(["--node-address", &plan::node(family, self.number).to_string()]);
         }
@@ -200,6 +214,16 @@ impl LabNode {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Stops the agent and starts it with further flags.
+    ///
+    /// # Errors
+    /// Where it does not end well or does not become ready.
+    pub fn restart_with(&self, flags: &[&str]) -> Result<()> {
+        self.stop()?;
+        self.launch_with(flags)?;
+        self.wait_ready()
     }
 
     /// Whether an agent was started and not stopped.

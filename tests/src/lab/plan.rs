@@ -68,7 +68,10 @@ pub type Block = (IpAddr, u8);
 
 /// Address number `n` of the outside client, from 1.
 pub fn client(family: Family, n: u8) -> IpAddr {
-    family.pick([203, 0, 113, 10 + n], [0x2001, 0xdb8, 0xc, 0, 0, 0, 0, 0x10 + u16::from(n)])
+    family.pick(
+        [203, 0, 113, 10 + n],
+        [0x2001, 0xdb8, 0xc, 0, 0, 0, 0, 0x10 + u16::from(n)],
+    )
 }
 
 /// The router's address towards the outside client.

@@ -110,6 +110,16 @@ impl Pod {
         self.endpoint(family, false, true, true)
     }
 
+    /// The pod as an endpoint that is terminating and serves no longer.
+    pub fn ending(&self, family: Family) -> Value {
+        self.endpoint(family, false, false, true)
+    }
+
+    /// Connections that its servers have accepted.
+    pub fn accepted(&self) -> u64 {
+        self.serving.as_ref().map_or(0, Serving::accepted)
+    }
+
     /// The pod as an endpoint that is not ready.
     pub fn unready(&self, family: Family) -> Value {
         self.endpoint(family, false, false, false)

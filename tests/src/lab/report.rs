@@ -110,7 +110,13 @@ pub fn to_text(outcomes: &[Outcome]) -> String {
         } else {
             format!("FAIL ({} of {})", entry.failed, entry.cases)
         };
-        let _ = writeln!(text, "{:<5} {:<7} {:>5}  {result}", entry.row, entry.family.to_string(), entry.cases);
+        let _ = writeln!(
+            text,
+            "{:<5} {:<7} {:>5}  {result}",
+            entry.row,
+            entry.family.to_string(),
+            entry.cases
+        );
     }
     text
 }

@@ -1,7 +1,7 @@
 //! What pods of the lab serve: their name, and whom they see.
 //!
 //! A connection is greeted with one line, `NAME OWN-ADDRESS PEER-ADDRESS`, and what it sends comes back until it closes;
-//! the line `reset` is answered with a reset. A datagram is answered with the same line and its own length, made longer
+//! the line `reset` is answered with a reset, `close` with an end, so that the TIME_WAIT is the server's. A datagram is answered with the same line and its own length, made longer
 //! where it asks for it (`reply N`). So a client knows which pod it met and whether its source was kept. All servers of a
 //! process run on one thread; the invariant: a server's sockets are closed when it is dropped.
 
@@ -118,12 +118,7 @@ fn bound(address: SocketAddr, kind: SockType) -> io::Result<OwnedFd> {
     } else {
         AddressFamily::Inet
     };
-    let fd = socket(
-        family,
-        kind,
-        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
-        None,
-    )?;
+    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
     if kind == SockType::Stream {
         setsockopt(&fd, ReuseAddr, &true)?;
     }
@@ -193,7 +188,17 @@ async fn converse(mut stream: TcpStream, peer: SocketAddr, name: &str) -> io::Re
             return Ok(());
         }
         if said == b"reset\n" {
-            setsockopt(&stream, Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?;
+            setsockopt(
+                &stream,
+                Linger,
+                &libc::linger {
+                    l_onoff: 1,
+                    l_linger: 0,
+                },
+            )?;
+            return Ok(());
+        }
+        if said == b"close\n" {
             return Ok(());
         }
         stream.write_all(said).await?;

@@ -101,10 +101,7 @@ impl<'l> Service<'l> {
 
     /// Its node port on a node.
     pub fn node_port(&self, node: u8) -> SocketAddr {
-        plan::at(
-            plan::node(self.family, node),
-            FIRST_NODE_PORT + u16::from(self.number),
-        )
+        plan::at(plan::node(self.family, node), FIRST_NODE_PORT + u16::from(self.number))
     }
 
     /// Its node port without fragments on a node.
@@ -169,9 +166,7 @@ impl<'l> Service<'l> {
     /// # Errors
     /// Where it does not answer or does not know the Service.
     pub fn connects(&self, node: u8) -> Result<u64> {
-        self.lab
-            .node(node)
-            .ask(|agent| Ok(agent.service(&self.name)?.connects))
+        self.lab.node(node).ask(|agent| Ok(agent.service(&self.name)?.connects))
     }
 
     /// Waits until a node's agent has counted exactly so many connections and flows to the Service.

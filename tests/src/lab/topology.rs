@@ -173,7 +173,13 @@ impl Wires {
         let netns = self.node(node);
         link::join((netns, device), (pod, ETH))?;
         for family in Family::ALL {
-            join_leaf(netns, pod, device, plan::pod_gateway(family, node), plan::pod(family, node, n))?;
+            join_leaf(
+                netns,
+                pod,
+                device,
+                plan::pod_gateway(family, node),
+                plan::pod(family, node, n),
+            )?;
         }
         Ok(())
     }

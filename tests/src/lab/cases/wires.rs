@@ -6,15 +6,16 @@ use lb_user::{
     model::Protocol,
 };
 
-use super::Case;
-use crate::{
-    agent::until,
-    lab::{
-        Lab,
-        dial::{Dialer, Failure, silence},
-        plan::{self, Family},
-        topology::ETH,
-    },
+use super::{
+    Case,
+    path::{answers_too_long, requests_too_long},
+    unserved,
+};
+use crate::lab::{
+    Lab,
+    dial::{Dialer, Failure, silence},
+    plan::{self, Family},
+    topology::ETH,
 };
 
 /// The cases.
@@ -42,35 +43,32 @@ fn reach(lab: &Lab, family: Family) -> Result<String> {
                 }
                 let dialer = Dialer::new(from);
                 for seen in [dialer.dial(pod.target(family))?, dialer.ask(pod.target(family))?] {
-                    ensure!(seen.name == pod.name && seen.peer.ip() == source, "{seen:?} of {}", pod.name);
+                    ensure!(
+                        seen.name == pod.name && seen.peer.ip() == source,
+                        "{seen:?} of {}",
+                        pod.name
+                    );
                     met += 1;
                 }
             }
         }
     }
     let host = lab.outside().dial(lab.host_pod().target(family))?;
-    ensure!(host.name == "host-3" && host.peer.ip() == plan::client(family, 1), "{host:?}");
+    ensure!(
+        host.name == "host-3" && host.peer.ip() == plan::client(family, 1),
+        "{host:?}"
+    );
     Ok(format!("{met} exchanges, every source as it was"))
 }
 
 fn narrow(lab: &Lab, family: Family) -> Result<String> {
     let far = Dialer::new(&lab.wires.far);
     let pod = lab.pod(1, 1);
-    let datagrams = far.datagrams(plan::at(pod.ip(family), plan::TARGET_DF))?;
-    until("the pod to learn of the narrow path", || {
-        let (met, len) = datagrams.exchange_long(1, 1440)?;
-        ensure!(met.too_long, "an answer of {len} bytes");
-        Ok(())
-    })?;
-    datagrams.keep_whole()?;
-    until("the client to learn of the narrow path", || {
-        let met = datagrams.exchange_long(1440, 1);
-        ensure!(
-            matches!(met, Err(Failure::Other(nix::errno::Errno::EMSGSIZE))),
-            "{met:?}"
-        );
-        Ok(())
-    })?;
+    let datagrams = far
+        .within(silence())
+        .datagrams(plan::at(pod.ip(family), plan::TARGET_DF))?;
+    answers_too_long(&datagrams)?;
+    requests_too_long(&datagrams)?;
     let mut talk = far.open(lab.pod(2, 1).target(family))?;
     talk.transfer(300_000, || Ok(()))?;
     let mut talk = lab.outside().open(lab.deep_pod().target(family))?;
@@ -103,11 +101,7 @@ fn control(lab: &Lab, family: Family) -> Result<String> {
     let service = lab.service(family).load_balancer("VIP");
     service.write(&[lab.pod(1, 1).ready(family)])?;
     for target in [service.routed(), service.cluster()] {
-        let met = lab.outside().within(silence()).dial(target);
-        ensure!(
-            matches!(met, Err(Failure::Silent | Failure::Unreachable)),
-            "{target} answered: {met:?}"
-        );
+        unserved(&lab.outside(), target)?;
     }
     let met = lab.outside().dial(service.node_port(1));
     ensure!(met == Err(Failure::Refused), "the node port: {met:?}");
