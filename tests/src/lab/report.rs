@@ -52,7 +52,7 @@ pub fn run(rows: &[String]) -> Result<Vec<Outcome>> {
             // A wait that a signal ended is no result.
             interrupt::check()?;
             let result = ran.map_err(|error| {
-                say(&lab.logs(20));
+                say(&lab.logs(6));
                 format!("{error:#}")
             });
             let word = if result.is_ok() { "pass" } else { "FAIL" };
