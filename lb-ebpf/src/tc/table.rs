@@ -293,8 +293,9 @@ pub extern "C" fn take(hook: u32) -> u32 {
     let mut step = 0;
     while step < HAND_STEPS {
         step += 1;
+        // With a relaxed order the compiler takes the instruction that returns nothing, and its operand for the result.
         // SAFETY: eight aligned bytes of a live array element.
-        let turn = unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(hand, 1) };
+        let turn = unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::AcqRel }>(hand, 1) };
         let slot = (turn % slots as u64) as u32;
         let Some(flow) = FLOWS.get_ptr(slot) else {
             continue;
