@@ -7,6 +7,8 @@ pub mod beside;
 pub mod bpf;
 pub mod datapath;
 pub mod golden;
+pub mod interrupt;
+pub mod lab;
 pub mod objects;
 pub mod packet;
 pub mod plane;

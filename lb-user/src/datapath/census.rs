@@ -3,8 +3,6 @@
 //! A hash map is counted by walking it, two system calls an entry: with a hundred thousand sockets that is tens of
 //! milliseconds. The census has handles of its own, so that nobody waits for it who has to write to the kernel.
 
-use std::sync::atomic::{Ordering, fence};
-
 use aya::maps::{HashMap, Map, MapData};
 use lb_common::{
     affinity::{Affinity, AffinityKey},

@@ -174,7 +174,7 @@ impl Flows {
     /// # Errors
     /// When the kernel refuses.
     pub fn scan(&self, each: impl FnMut(u32, &Flow)) -> Result<(), MapsError> {
-        scan(&self.flows, each).map_err(window_error(names::FLOWS))
+        scan(&self.table, each).map_err(window_error(names::FLOWS))
     }
 
     /// All tuples, with where they lead. The map changes while it is walked: an entry may be seen twice, or not.

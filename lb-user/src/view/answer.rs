@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BackendView, ConnListView, DiagnosisView, EventView, ExplainView, GraphView, MapDumpView, MapInfoView, NodeFactsView, QueryError,
-    ReportView, ReuseView, ServiceView, StatusView, TableView,
+    BackendView, ConnListView, DiagnosisView, EventView, ExplainView, GraphView, MapDumpView, MapInfoView,
+    NodeFactsView, QueryError, ReportView, ReuseView, ServiceView, StatusView, TableView,
 };
 
 /// The version of every shape in this module; it rises when a field changes its meaning or goes, not when one is added.

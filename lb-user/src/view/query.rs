@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Answer, BackendView, ConnFilter, ConnListView, DiagnosisView, ExplainView, GraphView, MapDumpView, MapInfoView, NodeFactsView, ReportView,
-    ReuseView, ServiceView, StatusView, TableView,
+    Answer, BackendView, ConnFilter, ConnListView, DiagnosisView, ExplainView, GraphView, MapDumpView, MapInfoView,
+    NodeFactsView, ReportView, ReuseView, ServiceView, StatusView, TableView,
 };
 use crate::model::{ObjectName, Protocol};
 

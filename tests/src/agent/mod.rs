@@ -30,7 +30,7 @@ use lb_user::lab::{
 };
 use serde_json::Value;
 
-use crate::{objects, runner};
+use crate::{interrupt, objects, runner};
 
 pub use self::process::{Agent, Page};
 
@@ -78,6 +78,7 @@ pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
             }
             Err(_) => thread::sleep(Duration::from_millis(10)),
         }
+        interrupt::check()?;
     }
 }
 

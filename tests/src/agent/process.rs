@@ -44,7 +44,7 @@ pub struct Page {
 
 impl Agent {
     /// Starts a process that `command` makes an agent.
-    pub(super) fn start(command: &mut Command, log: &Path, socket: PathBuf, netns: &Netns) -> Result<Self> {
+    pub(crate) fn start(command: &mut Command, log: &Path, socket: PathBuf, netns: &Netns) -> Result<Self> {
         Ok(Self {
             process: Child::start(command, log)?,
             socket,

@@ -6,7 +6,6 @@
 mod connect;
 pub mod detector;
 mod dial;
-mod interrupt;
 mod memory;
 mod packets;
 mod place;
@@ -31,7 +30,8 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use lb_user::lab::ChildCgroup;
 
-use report::Report;
+use self::report::Report;
+use crate::interrupt;
 
 /// Measure what Evenkeel costs and how well it balances
 #[derive(Debug, Parser)]

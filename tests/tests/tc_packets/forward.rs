@@ -8,7 +8,12 @@ use lb_common::{
     event::outcome,
     flow::{Flow, flag as flow_flag, role, sent, state},
 };
-use lb_tests::{packet::{self, flags}, plane::Device, runner::Body, world::Dial};
+use lb_tests::{
+    packet::{self, flags},
+    plane::Device,
+    runner::Body,
+    world::Dial,
+};
 
 use crate::scene::{Scene, hello, reply, syn, tuple};
 
@@ -16,7 +21,10 @@ pub(crate) const CASES: &[(&str, Body)] = &[
     ("what_is_for_no_frontend_passes_untouched", strangers),
     ("node_port_external_ip_and_balancer_are_served_outside", outside),
     ("a_cluster_ip_is_served_to_guests_alone", cluster_ip),
-    ("an_interface_that_the_programs_were_not_told_of_begins_nothing", unknown_interface),
+    (
+        "an_interface_that_the_programs_were_not_told_of_begins_nothing",
+        unknown_interface,
+    ),
     ("a_connection_is_translated_from_its_syn_to_its_last_ack", connection),
     ("a_new_flow_is_written_whole", record_of_a_flow),
     ("every_client_is_sent_where_its_hash_falls", by_hash),
@@ -24,7 +32,10 @@ pub(crate) const CASES: &[(&str, Body)] = &[
     ("wrong_checksums_stay_as_wrong_as_they_were", wrong_checksums),
     ("a_second_pass_over_the_same_packet_changes_nothing", two_passes),
     ("tcp_and_udp_of_one_number_are_two_services", protocols),
-    ("the_packets_of_others_between_the_same_hosts_pass_untouched", neighbours),
+    (
+        "the_packets_of_others_between_the_same_hosts_pass_untouched",
+        neighbours,
+    ),
     ("counters_of_service_and_backend_follow_a_connection", counters),
 ];
 
@@ -37,7 +48,11 @@ fn strangers(dial: Dial) -> Result<()> {
     elsewhere.push((web.external.ip(), web.external.port() + 1).into());
     elsewhere.push((s.address(97, 200), web.external.port()).into());
     for to in elsewhere {
-        for packet in [syn(client, to), packet::tcp(client, to, flags::ACK), packet::udp(client, to, b"x")] {
+        for packet in [
+            syn(client, to),
+            packet::tcp(client, to, flags::ACK),
+            packet::udp(client, to, b"x"),
+        ] {
             s.comes(Device::Uplink, &packet).untouched(&[action::MISS]);
             s.leaves(Device::Uplink, &packet).untouched(&[action::MISS]);
         }
@@ -116,7 +131,10 @@ fn connection(dial: Dial) -> Result<()> {
     }
     s.close(client, vip, backend);
     let record = s.record()?;
-    assert_eq!((record.outcome, record.vip, record.vip_port.get()), (outcome::ESTABLISHED, vip.ip().into(), vip.port()));
+    assert_eq!(
+        (record.outcome, record.vip, record.vip_port.get()),
+        (outcome::ESTABLISHED, vip.ip().into(), vip.port())
+    );
     // A late packet finds its way, and says nothing new.
     s.answer(client, vip, backend, flags::FIN | flags::ACK, &[action::TRANSLATED]);
     s.say(client, vip, backend, flags::ACK, &[action::TRANSLATED]);
@@ -203,7 +221,14 @@ fn payload(dial: Dial) -> Result<()> {
             .becomes(&back.clone().from(vip), &[action::TRANSLATED]);
     }
     // Flags that begin and end nothing, and those of congestion.
-    for flags in [0, flags::ACK, flags::PSH, 0x20, 0xc0 | flags::ACK, flags::SYN | flags::ACK] {
+    for flags in [
+        0,
+        flags::ACK,
+        flags::PSH,
+        0x20,
+        0xc0 | flags::ACK,
+        flags::SYN | flags::ACK,
+    ] {
         s.say(client, vip, backend, flags, &[action::TRANSLATED]);
         s.answer(client, vip, backend, flags, &[action::TRANSLATED]);
     }
@@ -318,17 +343,29 @@ fn counters(dial: Dial) -> Result<()> {
         ..ServiceCounters::default()
     };
     s.begin(client, vip);
-    assert_eq!((s.plane.backend(id), s.plane.service(web.id)), (outside(1, 0, 0, 0), service(1, 0, 0)));
+    assert_eq!(
+        (s.plane.backend(id), s.plane.service(web.id)),
+        (outside(1, 0, 0, 0), service(1, 0, 0))
+    );
     s.answer(client, vip, backend, flags::SYN | flags::ACK, &[action::TRANSLATED]);
-    assert_eq!((s.plane.backend(id), s.plane.service(web.id)), (outside(1, 1, 0, 0), service(1, 1, 0)));
+    assert_eq!(
+        (s.plane.backend(id), s.plane.service(web.id)),
+        (outside(1, 1, 0, 0), service(1, 1, 0))
+    );
     s.close(client, vip, backend);
-    assert_eq!((s.plane.backend(id), s.plane.service(web.id)), (outside(1, 1, 0, 1), service(1, 1, 1)));
+    assert_eq!(
+        (s.plane.backend(id), s.plane.service(web.id)),
+        (outside(1, 1, 0, 1), service(1, 1, 1))
+    );
     // A connection that is refused.
     let (second, reset) = (s.client(2), flags::RST | flags::ACK);
     s.begin(second, vip);
     s.answer(second, vip, backend, reset, &[action::TRANSLATED, action::RECORDED]);
     let mut refused = service(2, 1, 1);
     refused.failed[usize::from(outcome::REFUSED)] = 1;
-    assert_eq!((s.plane.backend(id), s.plane.service(web.id)), (outside(2, 1, 1, 1), refused));
+    assert_eq!(
+        (s.plane.backend(id), s.plane.service(web.id)),
+        (outside(2, 1, 1, 1), refused)
+    );
     Ok(())
 }

@@ -29,7 +29,10 @@ pub(crate) const CASES: &[(&str, Body)] = &[
     ("flows_outlive_their_service", outlive),
     ("an_empty_set_affects_new_flows_alone", emptied),
     ("the_middle_of_a_connection_is_resumed_where_its_hash_falls", resumed),
-    ("a_resumed_connection_is_counted_neither_as_begun_nor_as_ended", resumed_counts),
+    (
+        "a_resumed_connection_is_counted_neither_as_begun_nor_as_ended",
+        resumed_counts,
+    ),
     ("a_reset_that_belongs_to_no_flow_makes_none", stray_reset),
 ];
 
@@ -79,7 +82,13 @@ fn on_open(dial: Dial) -> Result<()> {
 }
 
 /// Publishes the set without a client's backend; returns the one that it will be given.
-fn without(s: &mut Scene, web: &Web, backend: std::net::SocketAddr, client: std::net::SocketAddr, vip: std::net::SocketAddr) -> Result<std::net::SocketAddr> {
+fn without(
+    s: &mut Scene,
+    web: &Web,
+    backend: std::net::SocketAddr,
+    client: std::net::SocketAddr,
+    vip: std::net::SocketAddr,
+) -> Result<std::net::SocketAddr> {
     let others = web.members((0..web.backends.len()).filter(|i| web.backends[*i].1 != backend));
     s.publish(web.sets.1, &others)?;
     let (_, chosen) = s.choice(web.sets.1, client, vip, TCP);
@@ -260,7 +269,13 @@ fn emptied(dial: Dial) -> Result<()> {
 fn resumed(dial: Dial) -> Result<()> {
     let mut s = Scene::new(dial)?;
     let web = s.serve(1, TCP, 4)?;
-    for (n, flags) in (1..).zip([flags::ACK, flags::PSH | flags::ACK, flags::FIN | flags::ACK, 0, flags::SYN | flags::ACK]) {
+    for (n, flags) in (1..).zip([
+        flags::ACK,
+        flags::PSH | flags::ACK,
+        flags::FIN | flags::ACK,
+        0,
+        flags::SYN | flags::ACK,
+    ]) {
         let (client, vip) = (s.client(n), web.node);
         let (id, chosen) = s.choice(web.sets.1, client, vip, TCP);
         let packet = packet::tcp(client, vip, flags).payload(b"in the middle");
@@ -291,7 +306,10 @@ fn resumed_counts(dial: Dial) -> Result<()> {
     let _ = s.leaves(Device::Uplink, &fin);
     // Open connections are those established less those closed: none is ended that was not begun.
     let counted = s.plane.backend(id).outside;
-    assert_eq!((counted.connects, counted.established, counted.closed, counted.failed), (0, 0, 0, 0));
+    assert_eq!(
+        (counted.connects, counted.established, counted.closed, counted.failed),
+        (0, 0, 0, 0)
+    );
     let service = s.plane.service(web.id);
     assert_eq!((service.connects, service.established, service.closed), (0, 0, 0));
     Ok(())

@@ -207,7 +207,10 @@ impl Scene {
     /// Bytes at a hook.
     pub(crate) fn run(&mut self, hook: Hook, device: Device, bytes: &[u8]) -> Seen {
         self.plane.forget_counters_of_programs().expect("counters");
-        let (verdict, out) = self.plane.run(hook, device, bytes).expect("a packet that the kernel takes");
+        let (verdict, out) = self
+            .plane
+            .run(hook, device, bytes)
+            .expect("a packet that the kernel takes");
         Seen {
             hook,
             went_in: bytes.to_vec(),
@@ -221,7 +224,10 @@ impl Scene {
     /// Bytes at a hook of a device without link headers.
     pub(crate) fn run_bare(&mut self, hook: Hook, device: Device, bytes: &[u8]) -> Seen {
         self.plane.forget_counters_of_programs().expect("counters");
-        let (verdict, out) = self.plane.run_bare(hook, device, bytes).expect("a packet that the kernel takes");
+        let (verdict, out) = self
+            .plane
+            .run_bare(hook, device, bytes)
+            .expect("a packet that the kernel takes");
         Seen {
             hook,
             went_in: bytes.to_vec(),
@@ -280,7 +286,14 @@ impl Scene {
     }
 
     /// A packet of a backend to a client outside.
-    pub(crate) fn answer(&mut self, client: SocketAddr, vip: SocketAddr, backend: SocketAddr, flags: u8, counts: &[u32]) {
+    pub(crate) fn answer(
+        &mut self,
+        client: SocketAddr,
+        vip: SocketAddr,
+        backend: SocketAddr,
+        flags: u8,
+        counts: &[u32],
+    ) {
         let packet = packet::tcp(backend, client, flags);
         self.leaves(Device::Uplink, &packet)
             .becomes(&packet.clone().from(vip), counts);

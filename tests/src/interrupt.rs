@@ -1,4 +1,4 @@
-//! Ctrl-C and its like: a flag that measurements ask for, so that everything is removed in the ordinary way.
+//! Ctrl-C and its like: a flag that measurements and waits ask for, so that everything is removed in the ordinary way.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,7 +15,10 @@ extern "C" fn note(_signal: libc::c_int) {
 }
 
 /// Catches the signals that end a program from now on.
-pub(super) fn catch() -> Result<()> {
+///
+/// # Errors
+/// The kernel's.
+pub fn catch() -> Result<()> {
     let action = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESTART, SigSet::empty());
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         // SAFETY: the handler stores to an atomic and does nothing else.
@@ -25,7 +28,10 @@ pub(super) fn catch() -> Result<()> {
 }
 
 /// Fails once a signal has come.
-pub(super) fn check() -> Result<()> {
+///
+/// # Errors
+/// That a signal has come.
+pub fn check() -> Result<()> {
     if CAUGHT.load(Ordering::Relaxed) {
         bail!("interrupted");
     }

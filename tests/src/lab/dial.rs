@@ -1,0 +1,525 @@
+//! Clients of the lab: one connection or one datagram at a time, from a place of their own.
+//!
+//! Blocking sockets with deadlines. An attempt ends with who answered, or with how it failed; what is right is the case's
+//! business. Sockets are made in the client's namespace and in the cgroup that the process is in.
+
+use std::{
+    fmt,
+    io::{self, Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket},
+    os::fd::AsRawFd,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use lb_user::lab::Netns;
+use nix::{
+    errno::Errno,
+    libc,
+    sys::{
+        signal::SigSet,
+        socket::{
+            AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket,
+            sockopt::{Linger, ReuseAddr, SendTimeout},
+        },
+        time::{TimeVal, TimeValLike},
+    },
+};
+
+use super::serve::{Met, discover_path};
+use crate::{agent::until, runner::in_guest};
+
+/// How an attempt failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Somebody said no: a reset, or an ICMP message that says that nobody listens.
+    Refused,
+    /// Nobody answered in time.
+    Silent,
+    /// An ICMP message said that the address cannot be reached.
+    Unreachable,
+    /// Any other error.
+    Other(Errno),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused => f.write_str("refused"),
+            Self::Silent => f.write_str("no answer"),
+            Self::Unreachable => f.write_str("unreachable"),
+            Self::Other(errno) => write!(f, "{errno}"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::ECONNREFUSED | Errno::ECONNRESET => Self::Refused,
+            Errno::ETIMEDOUT | Errno::EINPROGRESS | Errno::EAGAIN => Self::Silent,
+            Errno::EHOSTUNREACH | Errno::ENETUNREACH => Self::Unreachable,
+            other => Self::Other(other),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(code) => Self::from(Errno::from_raw(code)),
+            // An end in the middle of an answer.
+            None => Self::Refused,
+        }
+    }
+}
+
+/// How long an attempt may take that is to succeed.
+pub fn patience() -> Duration {
+    Duration::from_secs(if in_guest() { 20 } else { 5 })
+}
+
+/// How long nobody must answer for an address to count as silent.
+pub fn silence() -> Duration {
+    Duration::from_millis(if in_guest() { 4000 } else { 700 })
+}
+
+/// Somebody who dials.
+#[derive(Clone, Copy, Debug)]
+pub struct Dialer<'n> {
+    netns: &'n Netns,
+    source: Option<SocketAddr>,
+    timeout: Option<Duration>,
+}
+
+impl<'n> Dialer<'n> {
+    /// From a namespace, with the source that the kernel gives.
+    pub const fn new(netns: &'n Netns) -> Self {
+        Self {
+            netns,
+            source: None,
+            timeout: None,
+        }
+    }
+
+    /// From this address, and from this port unless it is 0.
+    #[must_use]
+    pub const fn from(mut self, source: SocketAddr) -> Self {
+        self.source = Some(source);
+        self
+    }
+
+    /// Gives up after this time instead of [`patience`].
+    #[must_use]
+    pub const fn within(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    fn limit(&self) -> Duration {
+        self.timeout.unwrap_or_else(patience)
+    }
+
+    /// Opens a connection and reads who is there; the connection stays.
+    ///
+    /// # Errors
+    /// How it failed.
+    pub fn open(&self, target: SocketAddr) -> Result<Talk, Failure> {
+        let began = Instant::now();
+        let stream = self
+            .netns
+            .run(|| self.connect(target))
+            .map_err(|_| Failure::Other(Errno::EPERM))??;
+        let took = began.elapsed();
+        let mut talk = Talk {
+            stream,
+            met: Met {
+                name: String::new(),
+                own: target,
+                peer: target,
+                len: None,
+                too_long: false,
+            },
+            took,
+        };
+        let line = talk.read_line(self.limit())?;
+        talk.met = Met::parse(&line).ok_or(Failure::Other(Errno::EPROTO))?;
+        Ok(talk)
+    }
+
+    /// Opens a connection, reads who is there and closes.
+    ///
+    /// # Errors
+    /// How it failed.
+    pub fn dial(&self, target: SocketAddr) -> Result<Met, Failure> {
+        Ok(self.open(target)?.met)
+    }
+
+    fn connect(&self, target: SocketAddr) -> Result<TcpStream, Failure> {
+        let family = if target.is_ipv6() {
+            AddressFamily::Inet6
+        } else {
+            AddressFamily::Inet
+        };
+        let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+        // A send timeout bounds connect as well; then connect reads EINPROGRESS.
+        let limit = i64::try_from(self.limit().as_micros()).unwrap_or(i64::MAX).max(1);
+        setsockopt(&fd, SendTimeout, &TimeVal::microseconds(limit))?;
+        if let Some(source) = self.source {
+            setsockopt(&fd, ReuseAddr, &true)?;
+            bind(fd.as_raw_fd(), &SockaddrStorage::from(source))?;
+        }
+        connect(fd.as_raw_fd(), &SockaddrStorage::from(target))?;
+        Ok(TcpStream::from(fd))
+    }
+
+    /// Makes a datagram socket that talks to one address.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn datagrams(&self, target: SocketAddr) -> Result<Datagrams, Failure> {
+        let any: IpAddr = if target.is_ipv6() {
+            Ipv6Addr::UNSPECIFIED.into()
+        } else {
+            Ipv4Addr::UNSPECIFIED.into()
+        };
+        let source = self.source.unwrap_or(SocketAddr::new(any, 0));
+        let socket = self
+            .netns
+            .run(|| -> io::Result<_> {
+                let socket = UdpSocket::bind(source)?;
+                socket.connect(target)?;
+                Ok(socket)
+            })
+            .map_err(|_| Failure::Other(Errno::EPERM))??;
+        discover_path(&socket, target.ip(), false)?;
+        Ok(Datagrams {
+            socket,
+            limit: self.limit(),
+        })
+    }
+
+    /// Sends one datagram and returns who answered; no answer is asked for twice.
+    ///
+    /// # Errors
+    /// How it failed.
+    pub fn ask(&self, target: SocketAddr) -> Result<Met, Failure> {
+        self.datagrams(target)?.ask("?")
+    }
+
+    /// Looks for `window` whether nobody answers, over TCP; an error says who did.
+    ///
+    /// # Errors
+    /// What came instead of silence.
+    pub fn expect_silence(&self, target: SocketAddr) -> Result<()> {
+        match self.within(silence()).dial(target) {
+            Err(Failure::Silent) => Ok(()),
+            other => bail!("a connection to {target} should meet silence, and met {other:?}"),
+        }
+    }
+}
+
+/// An open connection.
+#[derive(Debug)]
+pub struct Talk {
+    stream: TcpStream,
+    /// Who is there.
+    pub met: Met,
+    /// How long connect took.
+    pub took: Duration,
+}
+
+impl Talk {
+    /// The client's own end.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn own(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr()
+    }
+
+    /// Says a line and reads it back.
+    ///
+    /// # Errors
+    /// Where it does not come back in time.
+    pub fn say(&mut self, text: &str) -> Result<(), Failure> {
+        self.stream.set_write_timeout(Some(patience()))?;
+        self.stream.write_all(text.as_bytes())?;
+        self.stream.write_all(b"\n")?;
+        let back = self.read_line(patience())?;
+        if back == text {
+            Ok(())
+        } else {
+            Err(Failure::Other(Errno::EPROTO))
+        }
+    }
+
+    /// Has the server reset the connection, and returns when the reset is here.
+    ///
+    /// # Errors
+    /// Where something else comes.
+    pub fn have_reset(mut self) -> Result<()> {
+        self.stream.write_all(b"reset\n")?;
+        self.stream.set_read_timeout(Some(patience()))?;
+        match self.stream.read(&mut [0; 16]) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
+            other => bail!("instead of a reset came {other:?}"),
+        }
+    }
+
+    /// Resets the connection from this side.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn reset(self) -> Result<(), Failure> {
+        setsockopt(
+            &self.stream,
+            Linger,
+            &libc::linger {
+                l_onoff: 1,
+                l_linger: 0,
+            },
+        )?;
+        Ok(())
+    }
+
+    /// Has the server close first, and closes too: no TIME_WAIT is here, and the source port may be used again at once.
+    ///
+    /// # Errors
+    /// Where the server does not close in time.
+    pub fn have_closed(mut self) -> Result<(), Failure> {
+        self.stream.write_all(b"close\n")?;
+        self.read_end()
+    }
+
+    /// Closes this side first and waits until the other has closed too: the TIME_WAIT is here.
+    ///
+    /// # Errors
+    /// Where the other does not close in time.
+    pub fn close(mut self) -> Result<(), Failure> {
+        self.stream.shutdown(Shutdown::Write)?;
+        self.read_end()
+    }
+
+    fn read_end(&mut self) -> Result<(), Failure> {
+        self.stream.set_read_timeout(Some(patience()))?;
+        match self.stream.read(&mut [0; 16]) {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(Failure::Other(Errno::EPROTO)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Sends so many bytes while reading them back, and compares; `paused` runs once in the middle.
+    ///
+    /// # Errors
+    /// Where bytes are lost, changed or late.
+    pub fn transfer(&mut self, len: usize, paused: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut writer = self.stream.try_clone()?;
+        writer.set_write_timeout(Some(patience() * 4))?;
+        self.stream.set_read_timeout(Some(patience() * 4))?;
+        let pattern = |at: usize| (at % 251) as u8;
+        let half = len / 2;
+        let sending = thread::spawn(move || -> io::Result<()> {
+            let whole: Vec<u8> = (0..len).map(pattern).collect();
+            writer.write_all(&whole)
+        });
+        let mut buffer = vec![0; 32 * 1024];
+        let mut paused = Some(paused);
+        let mut at = 0;
+        while at < len {
+            if at >= half
+                && let Some(paused) = paused.take()
+            {
+                paused().context("in the middle of a transfer")?;
+            }
+            let wanted = buffer.len().min(len - at);
+            let got = self
+                .stream
+                .read(&mut buffer[..wanted])
+                .with_context(|| format!("after {at} of {len} bytes"))?;
+            if got == 0 {
+                bail!("the connection ended after {at} of {len} bytes");
+            }
+            for (offset, byte) in buffer[..got].iter().enumerate() {
+                if *byte != pattern(at + offset) {
+                    bail!("byte {} is wrong", at + offset);
+                }
+            }
+            at += got;
+        }
+        match sending.join() {
+            Ok(sent) => Ok(sent?),
+            Err(_) => bail!("the sender panicked"),
+        }
+    }
+
+    fn read_line(&mut self, limit: Duration) -> Result<String, Failure> {
+        self.stream.set_read_timeout(Some(limit))?;
+        let mut line = Vec::new();
+        let mut byte = [0];
+        loop {
+            // A byte at a time, so that nothing after the line is taken.
+            match self.stream.read(&mut byte) {
+                Ok(0) => return Err(Failure::Refused),
+                Ok(_) if byte[0] == b'\n' => break,
+                Ok(_) if line.len() > 256 => return Err(Failure::Other(Errno::EPROTO)),
+                Ok(_) => line.push(byte[0]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        String::from_utf8(line).map_err(|_| Failure::Other(Errno::EPROTO))
+    }
+}
+
+/// A datagram socket that talks to one address.
+#[derive(Debug)]
+pub struct Datagrams {
+    socket: UdpSocket,
+    limit: Duration,
+}
+
+impl Datagrams {
+    /// The client's own end.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn own(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Has datagrams go whole or not at all.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn keep_whole(&self) -> Result<(), Failure> {
+        Ok(discover_path(&self.socket, self.socket.peer_addr()?.ip(), true)?)
+    }
+
+    /// Sends a text and reads who answers.
+    ///
+    /// # Errors
+    /// How it failed.
+    pub fn ask(&self, text: &str) -> Result<Met, Failure> {
+        self.exchange(text.as_bytes()).map(|(met, _)| met)
+    }
+
+    /// Sends a datagram of `len` bytes that asks for an answer of `answer` bytes; returns who answered and how long it was.
+    ///
+    /// # Errors
+    /// How it failed.
+    pub fn exchange_long(&self, len: usize, answer: usize) -> Result<(Met, usize), Failure> {
+        let mut request = format!("reply {answer}\n").into_bytes();
+        if request.len() < len {
+            request.resize(len, b' ');
+        }
+        self.exchange(&request)
+    }
+
+    fn exchange(&self, request: &[u8]) -> Result<(Met, usize), Failure> {
+        self.socket.set_read_timeout(Some(self.limit))?;
+        self.socket.send(request)?;
+        let mut answer = vec![0; 64 * 1024];
+        let len = self.socket.recv(&mut answer)?;
+        let line = answer[..len].split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let met = std::str::from_utf8(line)
+            .ok()
+            .and_then(Met::parse)
+            .ok_or(Failure::Other(Errno::EPROTO))?;
+        Ok((met, len))
+    }
+}
+
+/// Somebody who dials again and again until told to stop.
+#[derive(Debug)]
+pub struct Hammer {
+    shared: Arc<Hammered>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Hammered {
+    stop: AtomicBool,
+    made: AtomicU64,
+    failures: Mutex<Vec<Failure>>,
+}
+
+impl Hammer {
+    /// Starts to dial, one connection after another, each said something to.
+    ///
+    /// # Errors
+    /// Where a thread cannot be started.
+    pub fn start(netns: &Netns, target: SocketAddr) -> Result<Self> {
+        let shared = Arc::<Hammered>::default();
+        let (netns, told) = (netns.clone(), Arc::clone(&shared));
+        let thread = thread::Builder::new().name("lab-hammer".to_owned()).spawn(move || {
+            SigSet::all().thread_block().ok();
+            while !told.stop.load(Ordering::Relaxed) {
+                let met = Dialer::new(&netns).open(target).and_then(|mut talk| talk.say("well?"));
+                if let Err(failure) = met {
+                    told.failures
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(failure);
+                }
+                told.made.fetch_add(1, Ordering::Relaxed);
+            }
+        })?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Waits until so many more attempts have ended.
+    ///
+    /// # Errors
+    /// Where it does not come to that.
+    pub fn wait_for(&self, more: u64) -> Result<()> {
+        let wanted = self.shared.made.load(Ordering::Relaxed) + more;
+        until("more connections", || {
+            let made = self.shared.made.load(Ordering::Relaxed);
+            ensure!(made >= wanted, "{made} of {wanted}");
+            Ok(())
+        })
+    }
+
+    /// Stops; returns how many attempts were made, all of which must have succeeded.
+    ///
+    /// # Errors
+    /// How attempts failed.
+    pub fn finish(mut self) -> Result<u64> {
+        self.stop();
+        let failures = self.shared.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = self.shared.made.load(Ordering::Relaxed);
+        ensure!(
+            failures.is_empty(),
+            "{} of {made} connections failed, the first one: {}",
+            failures.len(),
+            failures[0]
+        );
+        Ok(made)
+    }
+
+    fn stop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Hammer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,84 @@
+//! The command line of the lab: `evenkeel-lab up|exec|down|run`.
+
+use std::{fs, io::Write as _, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use lb_user::lab::mounts::BpfFs;
+
+use super::{report, standing};
+use crate::interrupt;
+
+/// A cluster of three nodes in network namespaces
+#[derive(Debug, Parser)]
+#[command(name = "evenkeel-lab", version)]
+struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Build the lab, start its agents and leave it standing
+    Up,
+    /// Run a command in a place of the standing lab
+    Exec {
+        /// The place, as `up` names it
+        place: String,
+        /// The command and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+    /// Remove the standing lab
+    Down,
+    /// Build a lab, run the cases in it and remove it; exit 1 if one fails
+    Run {
+        /// Write an entry for each row and family to this file, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Only the cases of these rows
+        #[arg(value_name = "ROW")]
+        rows: Vec<String>,
+    },
+    /// Hold the lab that `up` builds
+    #[command(name = standing::HOLD, hide = true)]
+    Hold,
+}
+
+/// Does what the command line says.
+pub fn main() -> ExitCode {
+    match run(Args::parse().verb) {
+        Ok(code) => code,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "evenkeel-lab: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(verb: Verb) -> Result<ExitCode> {
+    match verb {
+        Verb::Up => {
+            interrupt::catch()?;
+            standing::up()?;
+        }
+        Verb::Exec { place, command } => standing::exec(&place, &command)?,
+        Verb::Down => standing::down()?,
+        Verb::Hold => standing::hold()?,
+        Verb::Run { json, rows } => return run_cases(json, &rows),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_cases(json: Option<PathBuf>, rows: &[String]) -> Result<ExitCode> {
+    interrupt::catch()?;
+    let _mounts = BpfFs::enter_private()?;
+    let outcomes = report::run(rows)?;
+    if let Some(file) = json {
+        let text = serde_json::to_string_pretty(&report::to_json(&outcomes))?;
+        fs::write(&file, text + "\n").with_context(|| format!("write {}", file.display()))?;
+    }
+    let _ = writeln!(std::io::stdout(), "\n{}", report::to_text(&outcomes));
+    let failed = outcomes.iter().any(|outcome| outcome.result.is_err());
+    Ok(ExitCode::from(u8::from(failed)))
+}

@@ -1,0 +1,260 @@
+//! A node of the lab: its namespace, its cgroup, its pins and its agent.
+//!
+//! The agent is a process of its own that sees its node's namespace alone, as on a machine of its own. The invariant:
+//! dropping the node kills the agent and takes its pins and its cgroup with it.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{self, Command},
+    sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
+};
+
+use anyhow::{Context, Result};
+use lb_user::lab::{ChildCgroup, Netns};
+
+use super::plan::{self, Family};
+use crate::agent::{Agent, METRICS, binary};
+
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// What every agent of the lab is told besides where it is: tables as small as the lab is.
+const SIZES: [&str; 8] = [
+    "--max-flows",
+    "16384",
+    "--max-frontends",
+    "4096",
+    "--max-backends",
+    "4096",
+    "--max-sockets",
+    "4096",
+];
+
+/// One node.
+#[derive(Debug)]
+pub struct LabNode {
+    // Dropped in this order: the agent, then the cgroup.
+    agent: Mutex<Option<Agent>>,
+    /// Its number, from 1.
+    pub number: u8,
+    /// Its network namespace.
+    pub netns: Netns,
+    cgroup: ChildCgroup,
+    folder: PathBuf,
+    manifests: PathBuf,
+    pin_name: String,
+    /// Further flags of its agent.
+    flags: Vec<String>,
+    /// How far its flow clock is ahead, in seconds.
+    pub(super) ahead: AtomicU64,
+}
+
+impl LabNode {
+    /// Makes the place; no agent runs yet.
+    ///
+    /// # Errors
+    /// Where the cgroup or a folder cannot be made.
+    pub fn new(number: u8, netns: Netns, folder: &Path, manifests: &Path, flags: &[String]) -> Result<Self> {
+        let own = folder.join(format!("node{number}"));
+        fs::create_dir_all(&own).with_context(|| format!("make {}", own.display()))?;
+        Ok(Self {
+            agent: Mutex::default(),
+            number,
+            netns,
+            cgroup: ChildCgroup::new(&format!("lab.node{number}"))?,
+            folder: own,
+            manifests: manifests.to_owned(),
+            pin_name: format!("lab{}-node{number}", process::id()),
+            flags: flags.to_vec(),
+            ahead: AtomicU64::new(0),
+        })
+    }
+
+    /// The name by which EndpointSlices know the node.
+    pub fn name(&self) -> String {
+        name(self.number)
+    }
+
+    /// The node's cgroup, in which its pods are.
+    pub fn cgroup(&self) -> &ChildCgroup {
+        &self.cgroup
+    }
+
+    /// The control socket's path.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.join("agent.sock")
+    }
+
+    /// The folder of the agent's pins.
+    pub fn pins(&self) -> PathBuf {
+        Path::new(BPFFS).join(&self.pin_name)
+    }
+
+    /// What the agents of this node have said so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("agent.log")).unwrap_or_default()
+    }
+
+    /// Runs a closure while this process is in the node's cgroup: sockets made meanwhile are those of its pods.
+    ///
+    /// # Errors
+    /// Where the process cannot move.
+    pub fn inside<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
+        struct Home<'c>(&'c ChildCgroup);
+        impl Drop for Home<'_> {
+            fn drop(&mut self) {
+                if let Err(error) = self.0.leave() {
+                    super::complain("this process could not leave a node's cgroup", &error);
+                }
+            }
+        }
+        self.cgroup.join()?;
+        let _home = Home(&self.cgroup);
+        Ok(work())
+    }
+
+    /// A command of the program under test in this node's namespace, asking this node's agent.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        command.args(arguments);
+        for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("EVENKEEL_")) {
+            command.env_remove(name);
+        }
+        command.env("EVENKEEL_SOCKET", self.socket());
+        self.netns.place(&mut command);
+        command
+    }
+
+    /// Starts the agent, ready or not; one that runs already is left alone.
+    ///
+    /// # Errors
+    /// Where it cannot be started.
+    pub fn launch(&self) -> Result<()> {
+        self.launch_with(&[])
+    }
+
+    /// As [`Self::launch`], with further flags for this one agent.
+    ///
+    /// # Errors
+    /// Where it cannot be started.
+    pub fn launch_with(&self, flags: &[&str]) -> Result<()> {
+        let mut agent = self.lock();
+        if agent.is_some() {
+            return Ok(());
+        }
+        let mut command = self.command(&["agent"]);
+        command
+            .args(["--source", &format!("dir:{}", self.manifests.display())])
+            .args(["--cgroup", &self.cgroup.path().display().to_string()])
+            .args(["--bpffs", BPFFS, "--pin-name", &self.pin_name])
+            .args(["--node-name", &self.name()])
+            .args(["--metrics-address", &METRICS.to_string()])
+            .args(SIZES)
+            .args(&self.flags)
+            .args(flags);
+        for family in Family::ALL {
+            command.args(["--node-address", &plan::node(family, self.number).to_string()]);
+        }
+        self.cgroup.place(&mut command)?;
+        *agent = Some(Agent::start(
+            &mut command,
+            &self.folder.join("agent.log"),
+            self.socket(),
+            &self.netns,
+        )?);
+        Ok(())
+    }
+
+    /// Waits until the agent is ready.
+    ///
+    /// # Errors
+    /// Where none runs, or it ends or does not become ready.
+    pub fn wait_ready(&self) -> Result<()> {
+        let mut agent = self.lock();
+        let waited = agent.as_mut().context("no agent runs")?.wait_ready();
+        waited.with_context(|| format!("the agent of node {}", self.number))
+    }
+
+    /// Starts the agent and waits until it is ready.
+    ///
+    /// # Errors
+    /// Where it does not become ready.
+    pub fn start(&self) -> Result<()> {
+        self.launch()?;
+        self.wait_ready()
+    }
+
+    /// Stops the agent by SIGTERM, if one runs; what it pinned stays.
+    ///
+    /// # Errors
+    /// Where it does not end well.
+    pub fn stop(&self) -> Result<()> {
+        let agent = self.lock().take();
+        agent.map_or(Ok(()), Agent::stop)
+    }
+
+    /// Kills the agent without warning, if one runs; what it pinned stays.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn kill(&self) -> Result<()> {
+        let agent = self.lock().take();
+        agent.map_or(Ok(()), Agent::kill)
+    }
+
+    /// Kills the agent, if one runs, and takes everything it left in the kernel: the node is as if it never ran.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn wipe(&self) -> Result<()> {
+        self.kill()?;
+        match fs::remove_dir_all(self.pins()) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("remove {}", self.pins().display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Stops the agent and starts it with further flags.
+    ///
+    /// # Errors
+    /// Where it does not end well or does not become ready.
+    pub fn restart_with(&self, flags: &[&str]) -> Result<()> {
+        self.stop()?;
+        self.launch_with(flags)?;
+        self.wait_ready()
+    }
+
+    /// Whether an agent was started and not stopped.
+    pub fn runs(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    /// Asks the agent.
+    ///
+    /// # Errors
+    /// Where none runs, or what it answers.
+    pub fn ask<T>(&self, question: impl FnOnce(&Agent) -> Result<T>) -> Result<T> {
+        let agent = self.lock();
+        let asked = question(agent.as_ref().context("no agent runs")?);
+        asked.with_context(|| format!("ask the agent of node {}", self.number))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Agent>> {
+        self.agent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for LabNode {
+    fn drop(&mut self) {
+        if let Err(error) = self.wipe() {
+            super::complain("a node of the lab left something behind", &error);
+        }
+    }
+}
+
+/// The name by which EndpointSlices know node number `n`.
+pub fn name(number: u8) -> String {
+    format!("node-{number}")
+}
