@@ -60,8 +60,8 @@ proptest! {
         for state in before {
             agent.change(state).expect("room for all");
         }
-        let (plan, _) = agent.compile(last).expect("room for all");
-        agent.allow(last);
+        let (plan, changes) = agent.compile(last).expect("room for all");
+        agent.allow_changes(last, &changes);
         agent.memory.fault = Fault::After(cut);
         let _ = agent.carry_out(&plan);
         agent.memory.fault = Fault::None;

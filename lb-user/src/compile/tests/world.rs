@@ -435,7 +435,7 @@ impl Agent {
     /// Goes over to another state, under watch. Returns how much was written.
     pub(crate) fn change(&mut self, state: &State) -> Result<usize, Full> {
         let (plan, changes) = self.compile(state)?;
-        self.allow(state);
+        self.allow_changes(state, &changes);
         let before = self.memory.writes;
         self.carry_out(&plan).expect("the fake takes everything");
         for (name, new) in changes {
@@ -450,6 +450,17 @@ impl Agent {
         Ok(self.memory.writes - before)
     }
 
+    /// Notes what may be shown while these changes are carried out.
+    pub(crate) fn allow_changes(&mut self, state: &State, changes: &Changes) {
+        let applied = self.applied.clone();
+        let stays = |name: &ObjectName| changes.iter().all(|(changed, _)| changed != name);
+        let stay = applied
+            .iter()
+            .filter(|(name, _)| stays(name))
+            .map(|(_, service)| service);
+        self.allow(state, stay.chain(changes.iter().filter_map(|(_, new)| new.as_ref())));
+    }
+
     pub(crate) fn carry_out(&mut self, plan: &Plan) -> Result<(), MapsError> {
         self.watch.now = self.now;
         let watch = &mut self.watch;
@@ -457,8 +468,10 @@ impl Agent {
             .carry_out(plan, &mut |memory, store| watch.see(memory, store))
     }
 
-    /// Notes what each frontend may show until `state` is reached: the old, then the new.
-    pub(crate) fn allow(&mut self, state: &State) {
+    /// Notes what each frontend may show until `state`, which these are compiled from, is reached: the old, then the new.
+    fn allow<'a>(&mut self, state: &State, compiled: impl Iterator<Item = &'a Compiled>) {
+        let ids = compiled.flat_map(|service| service.frontends.iter().map(|(key, _)| (*key, service.service_id)));
+        let ids: HashMap<FrontendKey, u32> = ids.collect();
         let set_of = |frontend: &Frontend, side| match side {
             Side::Inside => Some(frontend.set),
             Side::Outside => Some(frontend.outside?.set),
@@ -502,22 +515,20 @@ impl Agent {
                     let allowed = [Some(members), held].into_iter().flatten().collect();
                     self.watch.allowed.insert(by, allowed);
                 }
-                let inside = (key, Side::Inside);
-                if old.get(&inside).is_some_and(|old| old.0 != new[&inside].0) {
+                // At a restart another Service may go on under the id that this one had.
+                let id = ids[&key];
+                if held.is_some_and(|held| held.service_id != id) {
                     continue;
                 }
-                let after: Admitted = super::super::sources::compile(&service.sources, 0)
+                let after: Admitted = super::super::sources::compile(&service.sources, id)
                     .iter()
                     .map(|source| (source.bits, source.key.addr.into()))
                     .collect();
-                let before = held.filter(|held| held.flags & flag::SOURCE_RANGES != 0);
-                let before = before.map_or_else(|| after.clone(), |held| admitted(&self.memory, held.service_id));
+                let found = admitted(&self.memory, id);
+                let asks = held.is_some_and(|held| held.flags & flag::SOURCE_RANGES != 0);
+                let before = if asks { found.clone() } else { after.clone() };
                 // One that asks for source ranges from now on meets the Service's old ones until they go.
-                let ids = service.frontends.iter().map(super::super::key);
-                let ids = ids.filter_map(|key| Some(self.memory.frontends.get(&key)?.service_id));
-                let ids = ids.chain(self.applied.get(&service.name).map(|old| old.service_id));
-                let mut most = after.clone();
-                most.extend(ids.flat_map(|id| admitted(&self.memory, id)));
+                let most = found.union(&after).copied().collect();
                 self.watch.admitted.insert(key, [before, after, most]);
             }
         }
@@ -554,7 +565,7 @@ impl Agent {
                 });
             }
         }
-        self.allow(state);
+        self.allow(state, applied.values());
         self.compiler = compiler;
         self.applied = applied;
         self.wanted.clone_from(state);
