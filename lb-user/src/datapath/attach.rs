@@ -316,6 +316,10 @@ impl Attachments {
     fn detach(&mut self, name: &str) -> Result<(), AttachError> {
         self.held.remove(name);
         if let Some(pins) = &self.pins {
+            if let Ok(link) = syscall::object_get(&pins.link(name)) {
+                // One that is detached already refuses; without its pin it is gone in any case.
+                let _refused = syscall::link_detach(link.as_fd());
+            }
             match std::fs::remove_file(pins.link(name)) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -70,6 +70,17 @@ pub(super) fn object_pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> 
     bpf(bpf_cmd::BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
+/// `BPF_LINK_DETACH`: once it returns, the program is not run any more, whereas closing a link's last descriptor, or removing
+/// its last pin, does so some time later.
+///
+/// # Kernel
+/// 5.9 for cgroup links, 6.6 for TCX.
+pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = zeroed();
+    attr.link_detach.link_fd = link.as_raw_fd() as u32;
+    bpf(bpf_cmd::BPF_LINK_DETACH, &mut attr).map(drop)
+}
+
 /// Where packets meet a program on their way through an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {

@@ -134,8 +134,7 @@ pub(super) fn others(node: &Node) -> Result<()> {
     })?;
     agent.kill()?;
     clean(node)?;
-    let none = attached(node, "up0")?;
-    must(none.is_empty(), || format!("{none:?}"))?;
+    wait_attached(node, "up0", &[])?;
     let after = theirs()?;
     must(before == after, || format!("{before:?} became {after:?}"))?;
     let shown = tool(node.netns(), "tc qdisc show dev up0")?;
@@ -177,8 +176,7 @@ pub(super) fn cleanup(node: &Node) -> Result<()> {
     for program in ["lb_ingress", "lb_egress", "tc_ingress", "tc_egress"] {
         must(said.contains(program), || format!("{program} is not named in: {said}"))?;
     }
-    let none = attached(node, "up0")?;
-    must(none.is_empty(), || format!("{none:?}"))?;
+    wait_attached(node, "up0", &[])?;
     must(!node.pins().exists(), || "pins are left".to_owned())?;
     must(clean(node)?.contains("nothing to remove"), || {
         "something was left".to_owned()
