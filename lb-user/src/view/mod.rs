@@ -32,7 +32,7 @@ pub use diagnosis::{
     StarvedView, VerdictKind,
 };
 pub use event::EventView;
-pub use explain::{CandidateView, ExplainView, Verdict};
+pub use explain::{CandidateView, ExplainView, FlowView, Verdict, Whence};
 pub use graph::{CallView, GraphView, WorkloadView};
 pub use map::{MapDumpView, MapInfoView, MapRowView};
 pub use origin::{AudienceView, Origin};
