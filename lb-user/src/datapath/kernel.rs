@@ -1,7 +1,7 @@
 //! The maps of a loaded object: carrying out plans, and reading everything back.
 
 use std::{
-    collections::{BTreeMap, HashMap as StdMap, HashSet},
+    collections::{BTreeMap, HashMap as StdMap},
     os::fd::{AsFd, AsRawFd, BorrowedFd},
 };
 
@@ -28,7 +28,7 @@ use super::{
     window::{Array, Window, WindowError},
 };
 use crate::{
-    compile::{Capacity, Contents, List, Source, TableWrite, table_hash},
+    compile::{Capacity, Contents, List, TableWrite, table_hash},
     plan::{ListWrite, Phase, Plan},
 };
 
@@ -595,14 +595,6 @@ impl Kernel {
     /// Whether a backend is a usable member of a set with affinity.
     pub fn is_member(&self, membership: &Membership) -> bool {
         self.memberships.get(membership, 0).is_ok()
-    }
-
-    /// The source ranges.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn sources(&self) -> Result<HashSet<Source>, MapsError> {
-        self.sources.read()
     }
 
     /// The opted-out cgroups.

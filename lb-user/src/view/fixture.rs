@@ -13,10 +13,10 @@ use lb_user::{
         ClientReuseView, ClientsView, ConnFilter, ConnListView, ConnState, ConnView, CountsView, DiagnosisView,
         EndpointView, EventReader, EventView, ExplainQuery, ExplainView, FlowView, FrontendView, GraphView, HealthView,
         HistoryBackendView, HistoryPointView, InterfaceSide, InterfaceView, IntervalView, KindView, LatencyView,
-        MapDumpView, MapInfoView, MapRowView, MapUsageView, Mode, NodeFactsView, Origin, PortUseView, ProblemView,
-        ProgramView, QueryError, ReportView, ReuseView, ServiceFilter, ServiceReportView, ServiceReuseView,
-        ServiceView, SettingView, SourceView, StarvedView, StatusView, SyncView, TableSlotsView, TableView, Timestamp,
-        Verdict, VerdictKind, Whence, WorkloadView,
+        MapDumpView, MapInfoView, MapRowView, MapUsageView, Mode, NodeFactsView, Origin, OutsideView, PortUseView,
+        ProblemView, ProgramView, QueryError, ReportView, ReuseView, ServiceFilter, ServiceReportView,
+        ServiceReuseView, ServiceView, SettingView, SourceView, StarvedView, StatusView, SyncView, TableSlotsView,
+        TableView, Timestamp, Verdict, VerdictKind, Whence, WorkloadView,
     },
 };
 
@@ -45,6 +45,11 @@ fn frontend(kind: &str, addr: &str, port: u16, protocol: &str, affinity_seconds:
         port,
         protocol: protocol.to_owned(),
         affinity_seconds,
+        outside: (kind == "NodePort").then(|| OutsideView {
+            scope: "cluster".into(),
+            masquerade: true,
+            source_ranges: false,
+        }),
     }
 }
 

@@ -90,13 +90,17 @@ fn assume(shared: &Shared, told: &Told, client: IpAddr) -> (Whence, String) {
 }
 
 impl Shared {
+    /// The names of the interfaces where packets are translated, by index.
+    pub(in crate::agent) fn interface_names(&self) -> Vec<(u32, String)> {
+        let views = lock(&self.uplinks).views();
+        (views.into_iter())
+            .filter_map(|view| Some((view.index?, view.name)))
+            .collect()
+    }
+
     /// The interfaces where packets are translated, as the programs know them.
     pub(in crate::agent) fn translated_interfaces(&self) -> Vec<(u32, String, Interface)> {
-        let names: Vec<(u32, String)> = lock(&self.uplinks)
-            .views()
-            .into_iter()
-            .filter_map(|view| Some((view.index?, view.name)))
-            .collect();
+        let names = self.interface_names();
         let reconciler = lock(&self.reconciler);
         let known = reconciler.kernel().flows().interfaces().unwrap_or_default();
         known
