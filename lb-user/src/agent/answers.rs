@@ -24,9 +24,9 @@ use crate::{
     view::{
         Answers, BackendCountsView, BackendState, BackendView, ClientReuseView, ConnFilter, ConnListView, CountsView,
         DiagnosisView, EventReader, ExplainQuery, ExplainView, FrontendView, GraphView, HealthView, KindView,
-        MAX_CLIENTS, MapDumpView, MapInfoView, MapUsageView, NodeFactsView, ProblemView, ProgramView, QueryError,
-        ReportView, ReuseView, ServiceFilter, ServiceReuseView, ServiceView, SourceView, StatusView, SyncView,
-        TableSlotsView, TableView, Timestamp,
+        MAX_CLIENTS, MapDumpView, MapInfoView, MapUsageView, NodeFactsView, OutsideView, ProblemView, ProgramView,
+        QueryError, ReportView, ReuseView, ServiceFilter, ServiceReuseView, ServiceView, SourceView, StatusView,
+        SyncView, TableSlotsView, TableView, Timestamp,
     },
 };
 
@@ -166,7 +166,14 @@ impl Shared {
             namespace: name.namespace.to_string(),
             name: name.name.to_string(),
             id: compiled.service_id,
-            frontends: desired.iter().flat_map(|d| &d.frontends).map(frontend_view).collect(),
+            frontends: (desired.iter())
+                .flat_map(|desired| {
+                    desired
+                        .frontends
+                        .iter()
+                        .map(|frontend| frontend_view(desired, frontend))
+                })
+                .collect(),
             backends: count_backends(compiled),
             connects: counters.connects,
             outside: counters.outside,
@@ -254,8 +261,18 @@ impl Shared {
     }
 }
 
-fn frontend_view(frontend: &crate::model::Frontend) -> FrontendView {
+fn frontend_view(desired: &DesiredService, frontend: &crate::model::Frontend) -> FrontendView {
+    let outside = frontend.outside.map(|outside| OutsideView {
+        scope: match desired.sets.get(outside.set).map(|set| set.name.scope) {
+            Some(Scope::Local) => "local",
+            Some(Scope::Cluster) | None => "cluster",
+        }
+        .to_owned(),
+        masquerade: outside.masquerade,
+        source_ranges: outside.source_ranges,
+    });
     FrontendView {
+        outside,
         kind: kind_name(frontend.kind).to_owned(),
         addr: frontend.addr,
         port: frontend.port.get(),
@@ -588,7 +605,8 @@ impl Answers for Shared {
     }
 
     fn map_dump(&self, name: &str) -> Result<MapDumpView, QueryError> {
-        super::dump::dump(&lock(&self.reconciler), name)
+        let interfaces = self.interface_names();
+        super::dump::dump(&lock(&self.reconciler), &interfaces, name)
     }
 }
 

@@ -6,6 +6,7 @@ use lb_common::{
     addr::{Addr, Port},
     backend::state,
     counter::{self, action, hook},
+    flow::{Flow, flag as flow_flag, role, side, state as flow_state},
     frontend::{Frontend, SourceKey, flag},
     maps as names,
 };
@@ -13,7 +14,7 @@ use lb_common::{
 use crate::{
     compile::Source,
     reconcile::Reconciler,
-    view::{MapDumpView, MapRowView, QueryError},
+    view::{ConnState, MapDumpView, MapRowView, QueryError},
 };
 
 /// The most rows of one dump.
@@ -31,8 +32,12 @@ fn protocol(proto: u8) -> &'static str {
     }
 }
 
-/// Reads one map.
-pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, QueryError> {
+/// Reads one map; `interfaces` are the names of those where packets are translated, by index.
+pub(super) fn dump(
+    reconciler: &Reconciler,
+    interfaces: &[(u32, String)],
+    name: &str,
+) -> Result<MapDumpView, QueryError> {
     let kernel = reconciler.kernel();
     let all = kernel.facts();
     let Some(name) = all.keys().find(|known| known.eq_ignore_ascii_case(name)) else {
@@ -58,13 +63,6 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
             match *name {
                 names::FRONTENDS => {
                     for (key, value) in contents.frontends {
-                        let kind = ["ClusterIP", "NodePort", "ExternalIP", "LoadBalancer"]
-                            [(value.flags >> flag::KIND_SHIFT & flag::KIND_MASK) as usize];
-                        let empty = if value.flags & flag::UNREACHABLE_WHEN_EMPTY == 0 {
-                            "refuse"
-                        } else {
-                            "unreachable"
-                        };
                         push(
                             order_of(key.addr, key.port, key.proto),
                             format!("{}/{}", at(key.addr, key.port), protocol(key.proto)),
@@ -276,6 +274,102 @@ pub(super) fn dump(reconciler: &Reconciler, name: &str) -> Result<MapDumpView, Q
                 );
             }
         }
+        names::INTERFACES => {
+            for (index, interface) in kernel.flows().interfaces().map_err(|e| failed(&e))? {
+                let address = |found: Addr| {
+                    if found == Addr::ZERO {
+                        "-".to_owned()
+                    } else {
+                        IpAddr::from(found).to_string()
+                    }
+                };
+                let name = interfaces.iter().find(|(known, _)| *known == index);
+                push(
+                    index.to_be_bytes().to_vec(),
+                    name.map_or_else(|| index.to_string(), |(_, name)| format!("{index} {name}")),
+                    format!(
+                        "side={} v4={} v6={}",
+                        if interface.side == side::GUEST { "guest" } else { "uplink" },
+                        address(interface.v4),
+                        address(interface.v6)
+                    ),
+                );
+            }
+        }
+        names::SETTINGS => {
+            let settings = kernel.flows().settings().map_err(|e| failed(&e))?;
+            for (order, (key, value)) in [
+                ("clock_offset_ns", settings.clock_offset_ns),
+                ("flow_slots", u64::from(settings.flow_slots)),
+                ("first_port", u64::from(settings.first_port)),
+                ("last_port", u64::from(settings.last_port)),
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                push(vec![order as u8], key.to_owned(), value.to_string());
+            }
+        }
+        names::FLOW_HAND => {
+            let hand = kernel.flows().hand().map_err(|e| failed(&e))?;
+            push(Vec::new(), "slots looked at".to_owned(), hand.to_string());
+        }
+        names::FLOWS => {
+            // Of a large table no more is put into words than is shown.
+            let mut seen = 0_usize;
+            (kernel.flows())
+                .scan(|slot, f| {
+                    seen += 1;
+                    if seen <= MAX_ROWS + 1 {
+                        push(slot.to_be_bytes().to_vec(), slot.to_string(), flow(f));
+                    }
+                })
+                .map_err(|e| failed(&e))?;
+        }
+        names::TUPLES => {
+            for (key, entry) in kernel.flows().tuples().take(MAX_ROWS + 1) {
+                let mut order = order_of(key.low, key.low_port, key.proto);
+                order.extend(order_of(key.high, key.high_port, 0));
+                push(
+                    order,
+                    format!(
+                        "{} {}/{}",
+                        at(key.low, key.low_port),
+                        at(key.high, key.high_port),
+                        protocol(key.proto)
+                    ),
+                    format!(
+                        "slot={} serial={} role={}",
+                        entry.slot,
+                        entry.serial(),
+                        match entry.role() {
+                            role::FRONT => "front",
+                            role::MIDDLE => "middle",
+                            role::BACK => "back",
+                            _ => "?",
+                        }
+                    ),
+                );
+            }
+        }
+        names::FRAGMENTS => {
+            for (key, ports) in kernel.flows().fragments() {
+                let mut order = order_of(key.src, Port(0), key.proto);
+                order.extend(order_of(key.dst, Port(0), 0));
+                order.extend(key.id.to_ne_bytes());
+                push(
+                    order,
+                    format!(
+                        "{} {}/{} id={:08x}",
+                        IpAddr::from(key.src),
+                        IpAddr::from(key.dst),
+                        protocol(key.proto),
+                        key.id
+                    ),
+                    format!("source_port={} destination_port={}", ports.src_port.get(), ports.dst_port.get()),
+                );
+            }
+        }
         names::OPTED_OUT => {
             for id in kernel.opted_out() {
                 push(id.to_be_bytes().to_vec(), format!("cgroup {id}"), "1".to_owned());
@@ -342,9 +436,92 @@ fn range(source: &Source) -> String {
     }
 }
 
+/// A flow's words.
+fn flow(f: &Flow) -> String {
+    let state = match f.state() {
+        flow_state::FREE => "free",
+        flow_state::BUSY => "busy",
+        flow_state::LIVE => "live",
+        _ => "ended",
+    };
+    let source = if f.source_port.0 == 0 {
+        "-".to_owned()
+    } else {
+        at(f.source, f.source_port).to_string()
+    };
+    let flags: Vec<&str> = [
+        (flow_flag::MASQUERADE, "masquerade"),
+        (flow_flag::HAIRPIN, "hairpin"),
+        (flow_flag::RESUMED, "resumed"),
+        (flow_flag::EXHAUSTED, "exhausted"),
+    ]
+    .into_iter()
+    .filter(|(bit, _)| f.flags & bit != 0)
+    .map(|(_, name)| name)
+    .collect();
+    format!(
+        "{} -> {}/{} -> {} source={source} {state} connection={} serial={} service={} set={} backend={} generation={} flags={} \
+         client_sent={:#x} backend_sent={:#x} start_ns={} established_ns={} seen_ns={}",
+        at(f.client, f.client_port),
+        at(f.vip, f.vip_port),
+        protocol(f.proto),
+        at(f.backend, f.backend_port),
+        ConnState::of_flow(f),
+        f.serial(),
+        f.service_id,
+        f.set_id,
+        f.backend_id,
+        f.generation,
+        if flags.is_empty() {
+            "-".to_owned()
+        } else {
+            flags.join(",")
+        },
+        f.client_sent,
+        f.backend_sent,
+        f.start_ns,
+        f.established_ns,
+        f.seen_ns
+    )
+}
+
 fn order_of(addr: Addr, port: Port, proto: u8) -> Vec<u8> {
     let mut order: Vec<u8> = addr.words.iter().flat_map(|w| w.to_ne_bytes()).collect();
     order.extend(port.get().to_be_bytes());
     order.push(proto);
     order
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::TCP;
+
+    use super::*;
+
+    #[test]
+    fn a_flow_is_one_line_of_words() {
+        let end = |last: u8| Addr::from_v4(u32::from_be_bytes([192, 0, 2, last]).to_be());
+        let masqueraded = Flow {
+            client: end(1),
+            client_port: Port::new(40_000),
+            vip: end(2),
+            vip_port: Port::new(80),
+            backend: end(3),
+            backend_port: Port::new(8080),
+            source: end(2),
+            source_port: Port::new(10_000),
+            proto: TCP,
+            version: lb_common::flow::version(7, flow_state::LIVE),
+            flags: flow_flag::MASQUERADE | flow_flag::RESUMED,
+            client_sent: 1,
+            backend_sent: 3,
+            ..Flow::default()
+        };
+        assert_eq!(
+            flow(&masqueraded),
+            "192.0.2.1:40000 -> 192.0.2.2:80/TCP -> 192.0.2.3:8080 source=192.0.2.2:10000 live connection=half_closed serial=7 \
+             service=0 set=0 backend=0 generation=0 flags=masquerade,resumed client_sent=0x1 backend_sent=0x3 start_ns=0 \
+             established_ns=0 seen_ns=0"
+        );
+    }
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     model::ObjectName,
-    view::{Answer, FrontendView, Query, ServiceFilter, ServiceView, parse_service_name},
+    view::{Answer, FrontendView, OutsideView, Query, ServiceFilter, ServiceView, parse_service_name},
 };
 
 /// Show Services: frontends, backends, connections, evenness
@@ -136,6 +136,18 @@ fn evenness(item: &ServiceView, measure: impl Fn(&crate::view::ImbalanceView) ->
     }
 }
 
+/// What clients outside meet, in words that hold no blank.
+fn met_outside(found: &OutsideView) -> String {
+    let mut text = found.scope.clone();
+    if found.masquerade {
+        text.push_str(",masquerade");
+    }
+    if found.source_ranges {
+        text.push_str(",source-ranges");
+    }
+    text
+}
+
 fn frontends(all: &[FrontendView], wide: bool) -> String {
     let text = |frontend: &FrontendView| format!("{}/{}", endpoint(frontend.addr, frontend.port), frontend.protocol);
     match all {
@@ -202,7 +214,7 @@ pub(super) fn describe(view: &ServiceView, output: Output) -> String {
         }
     }
     out.push('\n');
-    let mut grid = Grid::new(&["KIND", "FRONTEND", "PROTOCOL", "AFFINITY"]);
+    let mut grid = Grid::new(&["KIND", "FRONTEND", "PROTOCOL", "AFFINITY", "OUTSIDE"]);
     for frontend in &view.frontends {
         grid.row(
             Tone::Plain,
@@ -213,6 +225,7 @@ pub(super) fn describe(view: &ServiceView, output: Output) -> String {
                 frontend
                     .affinity_seconds
                     .map_or_else(String::new, |seconds| format!("{seconds}s")),
+                frontend.outside.as_ref().map_or_else(String::new, met_outside),
             ],
         );
     }

@@ -4,7 +4,7 @@ use super::{
     output::{ColorChoice, Format, Output},
     *,
 };
-use crate::view::{Answers, ConnFilter, Document, ExplainQuery, ServiceFilter, fixture::Fixture};
+use crate::view::{Answers, ConnFilter, Document, ExplainQuery, ServiceFilter, Whence, fixture::Fixture};
 
 const AGENT: Fixture = Fixture { ready: true };
 
@@ -48,6 +48,17 @@ fn answers() -> Vec<(&'static str, Answer)> {
                 source_port: None,
                 vip: ([10, 96, 7, 7], 80).into(),
                 protocol: "TCP".into(),
+                from: None,
+            },
+        ),
+        (
+            "explain_outside",
+            Query::Explain {
+                source: [198, 51, 100, 7].into(),
+                source_port: Some(51_000),
+                vip: ([192, 0, 2, 4], 30_080).into(),
+                protocol: "TCP".into(),
+                from: Some(Whence::Outside),
             },
         ),
         ("maps", Query::Maps {}),
@@ -110,7 +121,7 @@ fn names_are_one_a_line_or_refused() {
             Err(failure) => {
                 assert_eq!(failure.code(), 2, "{name}");
                 assert!(
-                    ["status", "reuse", "graph", "explain", "map_dump"].contains(&name),
+                    ["status", "reuse", "graph", "explain", "explain_outside", "map_dump"].contains(&name),
                     "{name}"
                 );
             }
@@ -159,6 +170,7 @@ fn a_table_survives_an_agent_with_nothing() {
             source_port: None,
             vip: ([10, 96, 7, 7], 80).into(),
             protocol: crate::model::Protocol::Tcp,
+            from: None,
         })
         .expect("an explanation");
     explain.candidates.clear();

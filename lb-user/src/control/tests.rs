@@ -88,6 +88,7 @@ fn every_query_gets_its_kind_of_answer() {
                 source_port: None,
                 vip: ([10, 96, 7, 7], 80).into(),
                 protocol: "TCP".into(),
+                from: Some(crate::view::Whence::Guest),
             },
             "Explain",
         ),

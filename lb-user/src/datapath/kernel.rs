@@ -580,6 +580,23 @@ impl Kernel {
         self.affinity.iter().flatten()
     }
 
+    /// What is remembered of one client.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, MapsError> {
+        match self.affinity.get(key, 0) {
+            Ok(memory) => Ok(Some(memory)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(read_error(names::AFFINITY)(error)),
+        }
+    }
+
+    /// Whether a backend is a usable member of a set with affinity.
+    pub fn is_member(&self, membership: &Membership) -> bool {
+        self.memberships.get(membership, 0).is_ok()
+    }
+
     /// The opted-out cgroups.
     pub fn opted_out(&self) -> impl Iterator<Item = u64> + '_ {
         self.opted_out.keys().flatten()

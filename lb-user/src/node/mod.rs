@@ -11,6 +11,7 @@ pub mod links;
 pub mod nftables;
 pub mod owners;
 pub mod proxy;
+pub mod route;
 mod rules;
 pub mod settings;
 mod sockets;

@@ -7,6 +7,31 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::ConnState;
+
+/// Where a packet or a connection is taken to begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Whence {
+    /// A socket on this node: the socket hooks decide.
+    #[default]
+    Node,
+    /// Packets that come in by an uplink.
+    Outside,
+    /// Packets of a guest with its own kernel.
+    Guest,
+}
+
+impl fmt::Display for Whence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Node => "node",
+            Self::Outside => "outside",
+            Self::Guest => "guest",
+        })
+    }
+}
+
 /// What happens to a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -15,10 +40,12 @@ pub enum Verdict {
     Translated,
     /// No frontend matches, or the client is opted out: it goes where it was sent.
     Passed,
-    /// ECONNREFUSED at once: no usable backend.
+    /// ECONNREFUSED at once, and to packets RST or "port unreachable": no usable backend.
     Refused,
     /// EHOSTUNREACH at once: no usable backend under a Local policy.
     Unreachable,
+    /// Packets are dropped without an answer; the last step says why.
+    Dropped,
     /// The agent observes: somebody else decides.
     Observed,
 }
@@ -30,6 +57,7 @@ impl fmt::Display for Verdict {
             Self::Passed => "passed",
             Self::Refused => "refused",
             Self::Unreachable => "unreachable",
+            Self::Dropped => "dropped",
             Self::Observed => "observed",
         })
     }
@@ -45,6 +73,12 @@ pub struct ExplainView {
     pub vip: SocketAddr,
     /// `TCP` or `UDP`.
     pub protocol: String,
+    /// Where it is taken to begin.
+    #[serde(default)]
+    pub from: Whence,
+    /// True where nobody said so, and it was told by the address.
+    #[serde(default)]
+    pub assumed: bool,
     /// What happens.
     pub verdict: Verdict,
     /// The Service whose frontend matches, as `NAMESPACE/NAME`.
@@ -55,6 +89,15 @@ pub struct ExplainView {
     pub frontend_kind: Option<String>,
     /// Where it can go; the chances sum to 1. One candidate with chance 1 is a certain answer.
     pub candidates: Vec<CandidateView>,
+    /// The node's own address that the backend sees in place of the client's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_address: Option<IpAddr>,
+    /// The flow that the table has of this tuple.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow: Option<FlowView>,
+    /// Where a new connection on the tuple of that flow would go now: it is chosen anew in its first packet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub next: Vec<CandidateView>,
     /// Why, one sentence a step, in the order in which the kernel program decides.
     pub steps: Vec<String>,
 }
@@ -71,4 +114,32 @@ pub struct CandidateView {
     pub id: u32,
     /// The probability that the flow goes there (0 to 1).
     pub chance: f64,
+}
+
+/// A flow of the table, then and now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowView {
+    /// Its backend.
+    pub backend: SocketAddr,
+    /// The backend's id in the kernel.
+    pub backend_id: u32,
+    /// What became of the backend: `active`, `draining`, `ejected`, or `gone`.
+    pub backend_state: String,
+    /// The flow's state.
+    pub state: ConnState,
+    /// Since when it is there, in seconds.
+    pub age_seconds: f64,
+    /// Since when no packet was seen, in seconds.
+    pub idle_seconds: f64,
+    /// The node's own source towards the backend, where it does not see the client's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<SocketAddr>,
+    /// True if the table did not see its beginning.
+    pub resumed: bool,
+    /// The set's publication when the backend was chosen.
+    pub generation: u32,
+    /// The set's publication now; none where the set is gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation_now: Option<u32>,
 }

@@ -11,12 +11,12 @@ use lb_user::{
     view::{
         Answers, AttributionView, AudienceView, BackendCountsView, BackendState, BackendView, CallView, CandidateView,
         ClientReuseView, ClientsView, ConnFilter, ConnListView, ConnState, ConnView, CountsView, DiagnosisView,
-        EndpointView, EventReader, EventView, ExplainQuery, ExplainView, FrontendView, GraphView, HealthView,
+        EndpointView, EventReader, EventView, ExplainQuery, ExplainView, FlowView, FrontendView, GraphView, HealthView,
         HistoryBackendView, HistoryPointView, InterfaceSide, InterfaceView, IntervalView, KindView, LatencyView,
-        MapDumpView, MapInfoView, MapRowView, MapUsageView, Mode, NodeFactsView, Origin, PortUseView, ProblemView,
-        ProgramView, QueryError, ReportView, ReuseView, ServiceFilter, ServiceReportView, ServiceReuseView,
-        ServiceView, SettingView, SourceView, StarvedView, StatusView, SyncView, TableSlotsView, TableView, Timestamp,
-        Verdict, VerdictKind, WorkloadView,
+        MapDumpView, MapInfoView, MapRowView, MapUsageView, Mode, NodeFactsView, Origin, OutsideView, PortUseView,
+        ProblemView, ProgramView, QueryError, ReportView, ReuseView, ServiceFilter, ServiceReportView,
+        ServiceReuseView, ServiceView, SettingView, SourceView, StarvedView, StatusView, SyncView, TableSlotsView,
+        TableView, Timestamp, Verdict, VerdictKind, Whence, WorkloadView,
     },
 };
 
@@ -45,6 +45,11 @@ fn frontend(kind: &str, addr: &str, port: u16, protocol: &str, affinity_seconds:
         port,
         protocol: protocol.to_owned(),
         affinity_seconds,
+        outside: (kind == "NodePort").then(|| OutsideView {
+            scope: "cluster".into(),
+            masquerade: true,
+            source_ranges: false,
+        }),
     }
 }
 
@@ -334,10 +339,15 @@ impl Answers for Fixture {
     }
 
     fn explain(&self, flow: &ExplainQuery) -> Result<ExplainView, QueryError> {
+        if flow.from == Some(Whence::Outside) {
+            return Ok(explained_flow(flow));
+        }
         Ok(ExplainView {
             source: flow.source.to_string(),
             vip: flow.vip,
             protocol: "TCP".into(),
+            from: Whence::Node,
+            assumed: true,
             verdict: Verdict::Translated,
             service: Some("shop/web".into()),
             frontend_kind: Some("ClusterIP".into()),
@@ -349,6 +359,9 @@ impl Answers for Fixture {
                     chance: 0.5,
                 })
                 .into(),
+            source_address: None,
+            flow: None,
+            next: Vec::new(),
             steps: vec![
                 "The frontend is a ClusterIP of Service shop/web.".into(),
                 "A TCP connection draws two slots and takes the one with fewer connections.".into(),
@@ -459,6 +472,45 @@ impl Answers for Fixture {
                 value: "service=1 set=1 kind=ClusterIP affinity=10800s".into(),
             }],
         })
+    }
+}
+
+/// A flow from outside, whose endpoint has begun to drain since.
+fn explained_flow(flow: &ExplainQuery) -> ExplainView {
+    let candidate = |addr: &str, id: u32| CandidateView {
+        addr: ip(addr),
+        port: 8080,
+        id,
+        chance: 1.0,
+    };
+    ExplainView {
+        source: format!("{}:{}", flow.source, flow.source_port.unwrap_or_default()),
+        vip: flow.vip,
+        protocol: "TCP".into(),
+        from: Whence::Outside,
+        assumed: false,
+        verdict: Verdict::Translated,
+        service: Some("shop/web".into()),
+        frontend_kind: Some("NodePort".into()),
+        candidates: vec![candidate("10.244.2.6", 2)],
+        source_address: Some(ip("192.0.2.4")),
+        flow: Some(FlowView {
+            backend: "10.244.2.6:8080".parse().expect("an address and port"),
+            backend_id: 2,
+            backend_state: "draining".into(),
+            state: ConnState::Established,
+            age_seconds: 12.0,
+            idle_seconds: 0.5,
+            source: Some("192.0.2.4:10017".parse().expect("an address and port")),
+            resumed: false,
+            generation: 4,
+            generation_now: Some(6),
+        }),
+        next: vec![candidate("10.244.1.5", 1)],
+        steps: vec![
+            "the flow table has this tuple: established, begun 12 s ago".into(),
+            "its packets go on to 10.244.2.6:8080".into(),
+        ],
     }
 }
 

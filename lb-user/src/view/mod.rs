@@ -32,14 +32,14 @@ pub use diagnosis::{
     StarvedView, VerdictKind,
 };
 pub use event::EventView;
-pub use explain::{CandidateView, ExplainView, Verdict};
+pub use explain::{CandidateView, ExplainView, FlowView, Verdict, Whence};
 pub use graph::{CallView, GraphView, WorkloadView};
 pub use map::{MapDumpView, MapInfoView, MapRowView};
 pub use origin::{AudienceView, Origin};
 pub use query::{Answers, EventReader, ExplainQuery, Query, QueryError, ServiceFilter, parse_service_name};
 pub use report::{HistoryBackendView, HistoryPointView, ReportView, ServiceReportView};
 pub use reuse::{ClientReuseView, IntervalView, MAX_CLIENTS, ReuseView, ServiceReuseView};
-pub use service::{BackendCountsView, BackendState, BackendView, FrontendView, ImbalanceView, ServiceView};
+pub use service::{BackendCountsView, BackendState, BackendView, FrontendView, ImbalanceView, OutsideView, ServiceView};
 pub use status::{
     CountsView, HealthView, InterfaceSide, InterfaceView, KindView, MapUsageView, Mode, ProblemView, ProgramView,
     SourceView, StatusView, SyncView,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Answer, BackendView, ConnFilter, ConnListView, DiagnosisView, ExplainView, GraphView, MapDumpView, MapInfoView,
-    NodeFactsView, ReportView, ReuseView, ServiceView, StatusView, TableView,
+    NodeFactsView, ReportView, ReuseView, ServiceView, StatusView, TableView, Whence,
 };
 use crate::model::{ObjectName, Protocol};
 
@@ -41,6 +41,8 @@ pub struct ExplainQuery {
     pub vip: SocketAddr,
     /// The protocol.
     pub protocol: Protocol,
+    /// Where it begins; none to tell it by the client's address.
+    pub from: Option<Whence>,
 }
 
 /// One question to the agent; the control socket's request line.
@@ -106,6 +108,9 @@ pub enum Query {
         vip: SocketAddr,
         /// `TCP` or `UDP`.
         protocol: String,
+        /// Where it begins; left out to tell it by the client's address.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<Whence>,
     },
     /// The maps in the kernel.
     Maps {},
@@ -221,11 +226,13 @@ impl Query {
                 source_port,
                 vip,
                 protocol,
+                from,
             } => Answer::Explain(answers.explain(&ExplainQuery {
                 source: *source,
                 source_port: *source_port,
                 vip: *vip,
                 protocol: parse_protocol(protocol)?,
+                from: *from,
             })?),
             Self::Maps {} => Answer::MapList { items: answers.maps()? },
             Self::MapDump { name } => Answer::MapDump(answers.map_dump(name)?),

@@ -49,6 +49,21 @@ pub struct FrontendView {
     /// The affinity's timeout, where affinity is on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub affinity_seconds: Option<u32>,
+    /// What clients outside the node meet; none where their packets pass untouched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outside: Option<OutsideView>,
+}
+
+/// What clients outside the node meet at a frontend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OutsideView {
+    /// `cluster` for all endpoints, `local` for those on this node.
+    pub scope: String,
+    /// Whether endpoints on other nodes see this node's own source instead of the client's.
+    pub masquerade: bool,
+    /// Whether the Service's source ranges alone are admitted.
+    pub source_ranges: bool,
 }
 
 /// Backends by state.
