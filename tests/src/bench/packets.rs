@@ -91,7 +91,7 @@ pub(super) fn measure(bench: &mut Bench) -> Result<()> {
 /// Classes that leave the packet and the table as they were.
 fn repeated(bench: &mut Bench, mut plane: Plane, ends: &Ends, empty: &OwnedFd) -> Result<()> {
     let mut rules = Rules::default();
-    rules.backend(1, SERVICE, ends.vip, TCP);
+    rules.add_backend(1, SERVICE, ends.vip, TCP);
     rules.publish(SET, &[(1, 1)]);
     rules.frontend(ends.vip, TCP, SERVICE, (SET, SET), flag::OUTSIDE);
     rules.uplink(plane.index(Device::Uplink), &[node_address(Device::Uplink, ends.vip.is_ipv6())]);
@@ -144,7 +144,7 @@ fn singles(bench: &mut Bench, mut plane: Plane, ends: &Ends, empty: &OwnedFd) ->
     let mut rules = Rules::default();
     let members: Vec<(u32, u16)> = (1..=BACKENDS).map(|id| (id, 1)).collect();
     for &(id, _) in &members {
-        rules.backend(id, SERVICE, (ends.backends)(id), TCP);
+        rules.add_backend(id, SERVICE, (ends.backends)(id), TCP);
     }
     rules.publish(SET, &members);
     rules.frontend(ends.vip, TCP, SERVICE, (SET, SET), flag::OUTSIDE);
