@@ -172,7 +172,8 @@ impl Agent {
     /// Why there is no answer.
     pub fn conns(&self) -> Result<ConnListView> {
         match self.ask(&Query::Conns {
-            filter: ConnFilter::default(),
+            filter: ServiceFilter::default(),
+            which: ConnFilter::default(),
         })? {
             Answer::ConnList(view) => Ok(view),
             other => bail!("not connections: {other:?}"),

@@ -11,6 +11,7 @@ use super::{
     path::{answers_too_long, requests_too_long},
     unserved,
 };
+use crate::agent::until;
 use crate::lab::{
     Lab,
     dial::{Dialer, Failure, silence},
