@@ -71,7 +71,7 @@ extern "C" fn error(skb: *mut __sk_buff, at: u32) -> i32 {
             dst: flow.vip,
             dst_port: flow.vip_port,
         };
-        put_back(skb, outside, inside, &back, Some(flow), at)
+        put_back(skb, outside, inside, &back, Some(&flow.vip), at)
     } else {
         let (dst, dst_port) = if flow.source_port.0 == 0 {
             (flow.client, flow.client_port)
@@ -84,7 +84,8 @@ extern "C" fn error(skb: *mut __sk_buff, at: u32) -> i32 {
             dst,
             dst_port,
         };
-        put_back(skb, outside, inside, &back, None, at)
+        let from = if flow.source_port.0 == 0 { None } else { Some(&flow.source) };
+        put_back(skb, outside, inside, &back, from, at)
     };
     count(
         at,
@@ -121,14 +122,15 @@ enum Changed {
     Failed,
 }
 
-/// Writes the ends of the packet inside, and those of the error: at ingress its destination, at egress its source.
+/// Writes the ends of the packet inside, and those of the error: at ingress its destination, at egress its source, which
+/// becomes `from`.
 #[inline(always)]
 fn put_back(
     skb: *mut __sk_buff,
     outside: &Packet,
     inside: &Packet,
     back: &Back,
-    client_of: Option<&Flow>,
+    from: Option<&Addr>,
     at: u32,
 ) -> Changed {
     // Addresses of the other family cannot be: the flow's tuples are of the packet's.
@@ -163,10 +165,10 @@ fn put_back(
     let (mut src, mut dst) = (outside.src, outside.dst);
     if at == hook::INGRESS {
         dst = back.src;
-    } else if let Some(flow) = client_of
-        && src.same(&flow.backend)
-    {
-        src = flow.vip;
+    } else if let Some(from) = from {
+        // Whoever sent it: what leaves here in its name would be dropped on the way, by a router that it is the address of, by
+        // strict reverse-path filters, by a cloud that checks sources. Its receiver talks to this address.
+        src = *from;
     }
     if !src.same(&outside.src) || !dst.same(&outside.dst) {
         changed = true;

@@ -16,7 +16,7 @@ use lb_user::{
     control,
     lab::{Child, Netns},
     view::{
-        Answer, BackendView, DiagnosisView, MapDumpView, Query, ReuseView, ServiceFilter, ServiceView, StatusView,
+        Answer, BackendView, ConnFilter, ConnListView, DiagnosisView, MapDumpView, Query, ReuseView, ServiceFilter, ServiceView, StatusView,
         TableView,
     },
 };
@@ -163,6 +163,20 @@ impl Agent {
         })? {
             Answer::BackendList { items } => Ok(items),
             other => bail!("not backends: {other:?}"),
+        }
+    }
+
+    /// The connections of the node and of the world outside, the youngest of them.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    pub fn conns(&self) -> Result<ConnListView> {
+        match self.ask(&Query::Conns {
+            filter: ServiceFilter::default(),
+            which: ConnFilter::default(),
+        })? {
+            Answer::ConnList(view) => Ok(view),
+            other => bail!("not connections: {other:?}"),
         }
     }
 

@@ -10,6 +10,7 @@ use aya::maps::{Array, HashMap, Map, MapData};
 use lb_common::{
     abi::{ABI_VERSION, FLOW_VERSION, TCP, UDP},
     addr::{Addr, Port},
+    affinity::{Affinity, AffinityKey},
     flow::{Flow, Settings, TupleEntry, TupleKey},
     maps,
 };
@@ -95,6 +96,24 @@ impl LabNode {
         let ahead = self.ahead.fetch_add(seconds, Ordering::Relaxed) + seconds;
         now.clock_offset_ns = ahead * 1_000_000_000;
         settings.set(0, now, 0).context("write the settings")
+    }
+}
+
+impl LabNode {
+    /// Lets the node's affinities be so many seconds older.
+    ///
+    /// # Errors
+    /// Where the map is not there.
+    pub fn age_affinity(&self, seconds: u64) -> Result<()> {
+        let path = self.pins().join(ABI_VERSION.to_string()).join(maps::AFFINITY);
+        let mut memories: HashMap<MapData, AffinityKey, Affinity> =
+            HashMap::try_from(Map::LruHashMap(pinned(path)?))?;
+        let all: Vec<_> = memories.iter().collect::<Result<_, _>>().context("read affinities")?;
+        for (key, mut memory) in all {
+            memory.last_ns = memory.last_ns.saturating_sub(seconds * 1_000_000_000);
+            memories.insert(key, memory, 0).context("write an affinity")?;
+        }
+        Ok(())
     }
 }
 

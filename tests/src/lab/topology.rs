@@ -76,6 +76,12 @@ impl Wires {
             router: place(true)?,
             nodes,
         };
+        // Where several nodes get one address, each flow goes to one of them, not each pair of hosts.
+        for version in ["ipv4", "ipv6"] {
+            wires
+                .router
+                .write_sysctl(&format!("{version}/fib_multipath_hash_policy"), "1")?;
+        }
         wires.join_outside()?;
         for node in 1..=plan::NODES {
             wires.join_node(node)?;

@@ -49,13 +49,13 @@ fn sticks(lab: &Lab, family: Family) -> Result<String> {
     let first = one_of(scaled(20, 10))?;
     // Each connection begins the time anew.
     for _ in 0..3 {
-        lab.node(1).let_pass(60)?;
+        lab.node(1).age_affinity(60)?;
         let now = one_of(1)?;
         ensure!(now == first, "after less than the timeout {now}, and {first} before");
     }
     let mut met = BTreeSet::new();
     for _ in 0..scaled(16, 12) {
-        lab.node(1).let_pass(101)?;
+        lab.node(1).age_affinity(101)?;
         met.insert(one_of(2)?);
     }
     ensure!(met.len() > 1, "after each timeout the choice was {met:?}");

@@ -108,7 +108,7 @@ fn restart(lab: &Lab, family: Family) -> Result<String> {
             ensure!(met == *before, "{when}: {met:?}, and {before:?} before");
             let now = lab.node(1).flow(Transport::Udp, socket.own()?, service.routed())?;
             ensure!(
-                now.is_some_and(|now| now.serial() == flow.serial()),
+                now.is_some_and(|now| now.start_ns == flow.start_ns),
                 "{when}: another flow, {now:?} after {flow:?}"
             );
         }

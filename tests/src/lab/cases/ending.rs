@@ -116,7 +116,7 @@ fn resets(lab: &Lab, family: Family) -> Result<String> {
                 ensure!(flow.is_closed(), "{flow:?}");
                 Ok(flow)
             })?;
-            ensure!(after.serial() == before.serial(), "{after:?} after {before:?}");
+            ensure!(after.start_ns == before.start_ns, "{after:?} after {before:?}");
             let reset = (after.client_sent & sent::RST != 0, after.backend_sent & sent::RST != 0);
             ensure!(reset == (by_client, !by_client), "who reset: {after:?}");
             // The tuple is free for a new connection at once.

@@ -55,11 +55,14 @@ pub(super) fn requests_too_long(socket: &Datagrams) -> Result<()> {
 
 fn towards_client(lab: &Lab, family: Family) -> Result<String> {
     let mut words = Vec::new();
-    for pod in [lab.pod(1, 1), lab.pod(3, 1)] {
+    let far = Dialer::new(&lab.wires.far);
+    for node in [1, 3] {
+        // A pod that has not learned of the path yet.
+        let pod = lab.add_pod(node)?;
+        until("the wires to the new pod", || Ok(lab.outside().dial(pod.target(family))?))?;
         let service = lab.service(family).load_balancer("VIP");
         service.apply(&[pod.ready(family)])?;
         let errors = lab.node(1).counted("icmp_translated")?;
-        let far = Dialer::new(&lab.wires.far);
         let socket = far.within(silence()).datagrams(service.routed_df())?;
         answers_too_long(&socket).with_context(|| pod.name.clone())?;
         lab.node(1).wait_counted("icmp_translated", errors + 1)?;

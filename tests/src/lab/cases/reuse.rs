@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::Case;
 use crate::{
+    agent::Agent,
     lab::{
         Lab,
         plan::{self, Family},
@@ -142,11 +143,8 @@ fn scan(lab: &Lab, family: Family) -> Result<String> {
         let scanner = scope.spawn(move || -> Result<u32> {
             let mut scans = 0;
             while told.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
-                node.ask(|agent| {
-                    agent.dump("TUPLES")?;
-                    agent.dump("FLOWS")?;
-                    Ok(())
-                })?;
+                let listed = node.ask(Agent::conns)?;
+                ensure!(listed.items.len() as u64 <= listed.total, "{} of {}", listed.items.len(), listed.total);
                 scans += 1;
             }
             Ok(scans)

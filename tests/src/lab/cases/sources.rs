@@ -7,8 +7,9 @@ use anyhow::{Context, Result, ensure};
 use super::{Case, meet};
 use crate::lab::{
     Lab,
-    dial::{Dialer, patience},
+    dial::{Dialer, Failure, patience},
     plan::{self, Family},
+    service::Service,
     state::Transport,
 };
 
@@ -21,6 +22,7 @@ pub const CASES: &[Case] = &[
         host_network,
     ),
     Case::new("K20", "answers_come_from_the_address_that_was_asked", answers),
+    Case::new("K20", "two_frontends_of_one_backend_never_share_a_tuple", collision),
     Case::new("K40", "a_pod_reaches_itself_through_its_service", own_service),
     Case::new("K40", "a_guest_reaches_itself_through_its_service", guest_hairpin),
 ];
@@ -76,29 +78,53 @@ fn host_network(lab: &Lab, family: Family) -> Result<String> {
 }
 
 fn answers(lab: &Lab, family: Family) -> Result<String> {
-    let service = lab.service(family).load_balancer("VIP");
-    service.apply(&[lab.pod(1, 1).ready(family), lab.pod(2, 1).ready(family)])?;
+    let services = [lab.pod(1, 1), lab.pod(2, 1)].map(|pod| (pod, lab.service(family).load_balancer("VIP")));
+    for (pod, service) in &services {
+        service.apply(&[pod.ready(family)])?;
+    }
     let any = match family {
         Family::V4 => plan::at(std::net::Ipv4Addr::UNSPECIFIED.into(), 0),
         Family::V6 => plan::at(std::net::Ipv6Addr::UNSPECIFIED.into(), 0),
     };
     let mut asked = 0;
     for netns in [&lab.wires.client, &lab.guest] {
-        for _ in 0..6 {
-            // One socket that asks two addresses: each answer must say whose it is.
-            let socket = netns.run(|| UdpSocket::bind(any))??;
-            socket.set_read_timeout(Some(patience()))?;
-            for target in [service.routed(), service.node_port(1)] {
-                socket.send_to(b"?", target)?;
+        // One socket that asks two Services in turn: each answer must say whose it is.
+        let socket = netns.run(|| UdpSocket::bind(any))??;
+        socket.set_read_timeout(Some(patience()))?;
+        for _ in 0..4 {
+            for (_, service) in &services {
+                socket.send_to(b"?", service.routed())?;
                 let (_, from) = socket
                     .recv_from(&mut [0; 256])
-                    .with_context(|| format!("the answer of {target}"))?;
-                ensure!(from == target, "{target} was asked, and {from} answered");
+                    .with_context(|| format!("the answer of {}", service.routed()))?;
+                ensure!(from == service.routed(), "{} was asked, and {from} answered", service.routed());
                 asked += 1;
             }
         }
     }
     Ok(format!("{asked} answers, each from where it was asked"))
+}
+
+fn collision(lab: &Lab, family: Family) -> Result<String> {
+    let services = [(); 2].map(|()| lab.service(family).load_balancer("VIP"));
+    for service in &services {
+        service.apply(&[lab.pod(1, 1).ready(family)])?;
+    }
+    let [first, second] = services.each_ref().map(Service::routed);
+    let before = lab.node(1).counted("collision")?;
+    let from = plan::at(plan::client(family, 1), lab.next_port());
+    let mut talk = lab.outside().from(from).open(first)?;
+    // To the backend both connections would be one: answers could not be told apart.
+    let met = lab.outside().from(from).dial(second);
+    ensure!(met == Err(Failure::Refused), "the second connection: {met:?}");
+    lab.node(1).wait_counted("collision", before + 1)?;
+    talk.say("still here").context("the first connection")?;
+    let own = talk.own()?;
+    talk.have_closed()?;
+    ensure!(own == from, "{own} is not {from}");
+    let met = lab.outside().from(from).dial(second).context("when the first is closed")?;
+    ensure!(met.peer == from, "{met:?}");
+    Ok("refused while the first is open, served when it has closed".to_owned())
 }
 
 fn own_service(lab: &Lab, family: Family) -> Result<String> {

@@ -11,6 +11,7 @@ use super::{
     path::{answers_too_long, requests_too_long},
     unserved,
 };
+use crate::agent::until;
 use crate::lab::{
     Lab,
     dial::{Dialer, Failure, silence},
@@ -63,7 +64,9 @@ fn reach(lab: &Lab, family: Family) -> Result<String> {
 
 fn narrow(lab: &Lab, family: Family) -> Result<String> {
     let far = Dialer::new(&lab.wires.far);
-    let pod = lab.pod(1, 1);
+    // What hosts learn of a path they remember: these are hosts that no other case needs.
+    let pod = lab.add_pod(3)?;
+    until("the wires to the new pod", || Ok(far.dial(pod.target(family))?))?;
     let datagrams = far
         .within(silence())
         .datagrams(plan::at(pod.ip(family), plan::TARGET_DF))?;
