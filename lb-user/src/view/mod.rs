@@ -39,7 +39,9 @@ pub use origin::{AudienceView, Origin};
 pub use query::{Answers, EventReader, ExplainQuery, Query, QueryError, ServiceFilter, parse_service_name};
 pub use report::{HistoryBackendView, HistoryPointView, ReportView, ServiceReportView};
 pub use reuse::{ClientReuseView, IntervalView, MAX_CLIENTS, ReuseView, ServiceReuseView};
-pub use service::{BackendCountsView, BackendState, BackendView, FrontendView, ImbalanceView, OutsideView, ServiceView};
+pub use service::{
+    BackendCountsView, BackendState, BackendView, FrontendView, ImbalanceView, OutsideView, ServiceView,
+};
 pub use status::{
     CountsView, HealthView, InterfaceSide, InterfaceView, KindView, MapUsageView, Mode, ProblemView, ProgramView,
     SourceView, StatusView, SyncView,

@@ -16,8 +16,8 @@ use lb_user::{
     control,
     lab::{Child, Netns},
     view::{
-        Answer, BackendView, ConnFilter, ConnListView, DiagnosisView, MapDumpView, Query, ReuseView, ServiceFilter, ServiceView, StatusView,
-        TableView,
+        Answer, BackendView, ConnFilter, ConnListView, DiagnosisView, MapDumpView, Query, ReuseView, ServiceFilter,
+        ServiceView, StatusView, TableView,
     },
 };
 

@@ -106,8 +106,7 @@ impl LabNode {
     /// Where the map is not there.
     pub fn age_affinity(&self, seconds: u64) -> Result<()> {
         let path = self.pins().join(ABI_VERSION.to_string()).join(maps::AFFINITY);
-        let mut memories: HashMap<MapData, AffinityKey, Affinity> =
-            HashMap::try_from(Map::LruHashMap(pinned(path)?))?;
+        let mut memories: HashMap<MapData, AffinityKey, Affinity> = HashMap::try_from(Map::LruHashMap(pinned(path)?))?;
         let all: Vec<_> = memories.iter().collect::<Result<_, _>>().context("read affinities")?;
         for (key, mut memory) in all {
             memory.last_ns = memory.last_ns.saturating_sub(seconds * 1_000_000_000);

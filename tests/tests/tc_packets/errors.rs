@@ -17,8 +17,14 @@ use lb_tests::{
 use crate::scene::{Scene, Web, hello, reply};
 
 pub(crate) const CASES: &[(&str, Body)] = &[
-    ("an_error_about_a_masqueraded_packet_reaches_the_client", beyond_the_uplink),
-    ("an_error_about_a_packet_with_its_own_source_names_the_frontend", own_source),
+    (
+        "an_error_about_a_masqueraded_packet_reaches_the_client",
+        beyond_the_uplink,
+    ),
+    (
+        "an_error_about_a_packet_with_its_own_source_names_the_frontend",
+        own_source,
+    ),
     ("an_error_about_an_answer_reaches_the_backend", about_answers),
     ("an_error_of_a_backend_comes_from_the_frontend", of_backends),
     ("an_error_of_the_node_itself_keeps_its_source", of_the_node),
@@ -140,7 +146,11 @@ fn about_answers(dial: Dial) -> Result<()> {
     for (id, proto) in [(1, TCP), (2, UDP)] {
         for masqueraded in [false, true] {
             let flow = flow(&mut s, id + if masqueraded { 4 } else { 0 }, proto)?;
-            let peer = if masqueraded { masquerade(&mut s, &flow) } else { flow.client };
+            let peer = if masqueraded {
+                masquerade(&mut s, &flow)
+            } else {
+                flow.client
+            };
             let router = s.address(201, 2);
             let sent = data(flow.backend, peer, proto);
             let seen = data(flow.vip, flow.client, proto);
@@ -228,7 +238,11 @@ fn strangers(dial: Dial) -> Result<()> {
     let router = s.address(201, 1);
     let to = flow.client.ip();
     let about = data(flow.client, flow.backend, TCP);
-    let echo = if dial == Dial::V6 { (128, 0, 0x0001_0001) } else { (8, 0, 0x0001_0001) };
+    let echo = if dial == Dial::V6 {
+        (128, 0, 0x0001_0001)
+    } else {
+        (8, 0, 0x0001_0001)
+    };
     let redirect = if dial == Dial::V6 { (137, 0, 0) } else { (5, 1, 0) };
     let kind = kinds(dial)[0];
     let later = packet::fragments(&about, 7, 32).remove(1);

@@ -138,12 +138,16 @@ fn bare(dial: Dial) -> Result<()> {
     s.publish(web.sets.1, &[])?;
     let packet = syn((readable(dial, 9), 40_000).into(), web.external).bare();
     let seen = s.run_bare(Hook::Ingress, Device::Uplink, &packet.bytes());
-    let answer = packet::tcp(web.external, (readable(dial, 9), 40_000).into(), flags::RST | flags::ACK)
-        .bare()
-        .id(0)
-        .window(0)
-        .seq(0)
-        .ack(1_001);
+    let answer = packet::tcp(
+        web.external,
+        (readable(dial, 9), 40_000).into(),
+        flags::RST | flags::ACK,
+    )
+    .bare()
+    .id(0)
+    .window(0)
+    .seq(0)
+    .ack(1_001);
     seen.answered(&answer, &[lb_common::counter::action::REFUSED]);
     Ok(())
 }
@@ -167,7 +171,11 @@ fn fields(dial: Dial) -> Result<()> {
     for (tos, ttl, id) in [(0, 1, 0), (0xff, 255, u16::MAX), (0xb9, 2, 1)] {
         for packet in [
             packet::tcp(client, vip, flags::ACK).tos(tos).ttl(ttl).id(id),
-            packet::tcp(client, vip, flags::ACK).tos(tos).ttl(ttl).id(id).divisible(),
+            packet::tcp(client, vip, flags::ACK)
+                .tos(tos)
+                .ttl(ttl)
+                .id(id)
+                .divisible(),
         ] {
             s.comes(Device::Uplink, &packet)
                 .becomes(&packet.clone().to(backend), &[TRANSLATED]);
@@ -181,8 +189,14 @@ fn run_cut(s: &mut Scene, hook: Hook, bytes: &[u8]) -> Result<Option<(Verdict, V
     match s.plane.run(hook, Device::Uplink, bytes) {
         Ok(done) => Ok(Some(done)),
         Err(error) => {
-            let refused = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
-            anyhow::ensure!(refused == Some(22) && bytes.len() < 14 + 40, "{} bytes: {error:#}", bytes.len());
+            let refused = error
+                .downcast_ref::<std::io::Error>()
+                .and_then(std::io::Error::raw_os_error);
+            anyhow::ensure!(
+                refused == Some(22) && bytes.len() < 14 + 40,
+                "{} bytes: {error:#}",
+                bytes.len()
+            );
             Ok(None)
         }
     }
@@ -209,7 +223,10 @@ fn cut(dial: Dial) -> Result<()> {
         for (hook, packet, wanted) in there
             .iter()
             .map(|packet| (Hook::Ingress, packet, packet.clone().to(backend)))
-            .chain(back.iter().map(|packet| (Hook::Egress, packet, packet.clone().from(vip))))
+            .chain(
+                back.iter()
+                    .map(|packet| (Hook::Egress, packet, packet.clone().from(vip))),
+            )
         {
             let bytes = packet.bytes();
             let layers = packet::layers(&bytes, false)?;
@@ -225,8 +242,16 @@ fn cut(dial: Dial) -> Result<()> {
                 assert_eq!(moved, [((hook.number(), action), 1)].into(), "{hook:?} {told}");
                 assert_eq!(verdict, Verdict::Next, "{hook:?} {told}");
                 // The checksum over what is missing is kept right by the difference alone.
-                let wanted = if length < needed { bytes[..length].to_vec() } else { wanted.cut(length) };
-                assert!(packet::same(&out, &wanted, false), "{hook:?} {told}{}", packet::hex(&out));
+                let wanted = if length < needed {
+                    bytes[..length].to_vec()
+                } else {
+                    wanted.cut(length)
+                };
+                assert!(
+                    packet::same(&out, &wanted, false),
+                    "{hook:?} {told}{}",
+                    packet::hex(&out)
+                );
             }
         }
     }

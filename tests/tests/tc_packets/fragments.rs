@@ -47,7 +47,11 @@ fn both_ways(dial: Dial) -> Result<()> {
     let there = packet::udp(client, vip, &long(1)).divisible();
     let wanted = there.clone().to(backend);
     let mut seen = Vec::new();
-    for (i, (part, wanted)) in fragments(&there, 77, 1_000).iter().zip(fragments(&wanted, 77, 1_000)).enumerate() {
+    for (i, (part, wanted)) in fragments(&there, 77, 1_000)
+        .iter()
+        .zip(fragments(&wanted, 77, 1_000))
+        .enumerate()
+    {
         let step = s.comes(Device::Uplink, part);
         seen.push(step.out.clone());
         step.becomes(&wanted, if i == 0 { &[NEW_FLOW, TRANSLATED] } else { &[TRANSLATED] });
@@ -72,7 +76,11 @@ fn both_ways(dial: Dial) -> Result<()> {
     let port = packet::ports(&parts[0]).expect("ports").0;
     let wanted = forward.from((s.node(Device::Uplink), port).into());
     assert_eq!(together(&parts), wanted.body_bytes());
-    assert!(parts.iter().all(|part| packet::layers(part, false).expect("whole").src == wanted.src));
+    assert!(
+        parts
+            .iter()
+            .all(|part| packet::layers(part, false).expect("whole").src == wanted.src)
+    );
     Ok(())
 }
 
@@ -103,8 +111,7 @@ fn unknown(dial: Dial) -> Result<()> {
     s.leaves(Device::Uplink, &parts[3]).untouched(&[FRAGMENT_UNKNOWN]);
     let backend = dns.backends[0].1;
     let wanted = fragments(&packet::udp(client, backend, &long(1)), 5, 1_000);
-    s.comes(Device::Uplink, &parts[0])
-        .passed(&[NEW_FLOW, TRANSLATED]);
+    s.comes(Device::Uplink, &parts[0]).passed(&[NEW_FLOW, TRANSLATED]);
     let late = wanted[3].clone();
     s.comes(Device::Uplink, &parts[3]).becomes(&late, &[TRANSLATED]);
     Ok(())

@@ -6,9 +6,7 @@ use std::{collections::BTreeSet, net::SocketAddr};
 use anyhow::Result;
 use lb_common::{
     abi::{TCP, UDP},
-    counter::action::{
-        COLLISION, MISS, NEW_FLOW, NO_SOURCE, PORTS_EXHAUSTED, RECORDED, REFUSED, REUSED, TRANSLATED,
-    },
+    counter::action::{COLLISION, MISS, NEW_FLOW, NO_SOURCE, PORTS_EXHAUSTED, RECORDED, REFUSED, REUSED, TRANSLATED},
     event::outcome,
     flow::{FIRST_PORT, LAST_PORT, role},
     frontend::flag,
@@ -23,7 +21,10 @@ use lb_tests::{
 use crate::scene::{SECOND, Scene, Web, hello, reply, syn};
 
 pub(crate) const CASES: &[(&str, Body)] = &[
-    ("a_flow_to_a_backend_beyond_the_uplink_has_the_nodes_source", out_and_back),
+    (
+        "a_flow_to_a_backend_beyond_the_uplink_has_the_nodes_source",
+        out_and_back,
+    ),
     ("each_uplink_has_its_own_source", uplinks),
     ("policy_local_keeps_the_source", local),
     ("a_guests_flow_keeps_its_source_on_the_uplink", guests_keep),
@@ -34,7 +35,10 @@ pub(crate) const CASES: &[(&str, Body)] = &[
     ("exhausted_ports_are_refused_and_counted", exhausted),
     ("ports_are_free_after_their_flows", freed),
     ("an_interface_without_an_address_sends_nothing_from_itself", no_source),
-    ("a_client_with_two_frontends_on_one_backend_is_told_apart", two_frontends),
+    (
+        "a_client_with_two_frontends_on_one_backend_is_told_apart",
+        two_frontends,
+    ),
 ];
 
 /// Sends a client's packet through the node to a remote backend; returns what the backend sees as its sender.
@@ -214,7 +218,13 @@ fn collisions(dial: Dial) -> Result<()> {
     let mut used = BTreeSet::new();
     for n in 0..16 {
         let first = syn(s.client(n), web.external);
-        let source = through(&mut s, Device::Uplink, &first, web.backends[0].1, &[NEW_FLOW, TRANSLATED]);
+        let source = through(
+            &mut s,
+            Device::Uplink,
+            &first,
+            web.backends[0].1,
+            &[NEW_FLOW, TRANSLATED],
+        );
         used.insert(source.port());
     }
     assert_eq!(used, (65_520..=u16::MAX).collect());
@@ -334,7 +344,8 @@ fn two_frontends(dial: Dial) -> Result<()> {
             let (_, flow) = s.flow_of(client, vip, proto).expect("a flow");
             let backend = lb_tests::plane::end(flow.backend, flow.backend_port);
             let more = hello(client, vip, proto);
-            s.comes(Device::Uplink, &more).becomes(&more.clone().to(backend), &[TRANSLATED]);
+            s.comes(Device::Uplink, &more)
+                .becomes(&more.clone().to(backend), &[TRANSLATED]);
         }
     }
     Ok(())

@@ -5,9 +5,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use lb_common::{
     abi::{TCP, UDP},
-    counter::action::{
-        FLOWS_FULL, MISS, NEW_FLOW, POLICY_DROPPED, REFUSED, SOURCE_DENIED, TRANSLATED, UNANSWERED,
-    },
+    counter::action::{FLOWS_FULL, MISS, NEW_FLOW, POLICY_DROPPED, REFUSED, SOURCE_DENIED, TRANSLATED, UNANSWERED},
     frontend::flag,
 };
 use lb_tests::{
@@ -23,7 +21,10 @@ pub(crate) const CASES: &[(&str, Body)] = &[
     ("tcp_without_a_backend_is_reset", reset),
     ("udp_without_a_backend_is_told_that_nobody_listens", unreachable),
     ("what_cannot_be_answered_is_dropped_and_counted", unanswered),
-    ("local_policy_without_a_local_endpoint_is_silent_outside", silent_outside),
+    (
+        "local_policy_without_a_local_endpoint_is_silent_outside",
+        silent_outside,
+    ),
     ("internal_local_policy_is_silent_to_guests", silent_inside),
     ("sources_outside_the_ranges_are_denied", ranges),
     ("a_refused_packet_leaves_no_flow", no_flow),
@@ -58,7 +59,11 @@ fn rst(packet: &Packet) -> Packet {
 
 /// The ICMP error that answers a datagram: it carries the IP header and the UDP header.
 fn port_unreachable(packet: &Packet) -> Packet {
-    let (kind, length) = if packet.src.is_ipv6() { ((1, 4, 0), 48) } else { ((3, 3, 0), 28) };
+    let (kind, length) = if packet.src.is_ipv6() {
+        ((1, 4, 0), 48)
+    } else {
+        ((3, 3, 0), 28)
+    };
     packet::error(packet.dst, packet.src, kind, packet, length).id(0)
 }
 
@@ -71,7 +76,9 @@ fn reset(dial: Dial) -> Result<()> {
         let client = s.client(n);
         let forms = [
             syn(client, vip),
-            syn(client, vip).seq(u32::MAX).tcp_options(&[2, 4, 5, 180, 1, 3, 3, 7, 4, 2, 0, 0]),
+            syn(client, vip)
+                .seq(u32::MAX)
+                .tcp_options(&[2, 4, 5, 180, 1, 3, 3, 7, 4, 2, 0, 0]),
             syn(client, vip).payload(b"data in a SYN").tos(0x10).ttl(1),
             packet::tcp(client, vip, flags::ACK).ack(0xdead_beef),
             packet::tcp(client, vip, flags::PSH | flags::ACK).payload(&[7; 1_000]),
@@ -207,10 +214,22 @@ fn ranges(dial: Dial) -> Result<()> {
         s.rules.admit(web.id, s.address(200, 77), all);
         // Another Service's range admits nobody here, nor does the other family's.
         s.rules.admit(web.id + 10, s.address(200, 0), 0);
-        let other = if dial == Dial::V6 { ("0.0.0.0", 0) } else { ("2000::", 3) };
+        let other = if dial == Dial::V6 {
+            ("0.0.0.0", 0)
+        } else {
+            ("2000::", 3)
+        };
         s.rules.admit(web.id, other.0.parse()?, other.1);
         s.write()?;
-        for (n, admitted) in [(7, false), (8, true), (15, true), (16, false), (77, true), (76, false), (78, false)] {
+        for (n, admitted) in [
+            (7, false),
+            (8, true),
+            (15, true),
+            (16, false),
+            (77, true),
+            (76, false),
+            (78, false),
+        ] {
             let packet = first(n, &s);
             let seen = s.comes(Device::Uplink, &packet);
             if admitted {

@@ -74,7 +74,10 @@ fn eviction(dial: Dial) -> Result<()> {
     s.comes(Device::Uplink, &next)
         .becomes(&next.clone().to(backend), &[RECORDED, EVICTED, NEW_FLOW, TRANSLATED]);
     let record = s.record()?;
-    assert_eq!((record.outcome, record.client), (outcome::TIMED_OUT, s.client(2).ip().into()));
+    assert_eq!(
+        (record.outcome, record.client),
+        (outcome::TIMED_OUT, s.client(2).ip().into())
+    );
     assert!(s.flow_of(s.client(2), vip, TCP).is_none());
     assert!(s.flow_of(s.client(1), vip, TCP).is_some() && s.flow_of(answered, vip, TCP).is_some());
     // A flood of others never costs the answered one its slot.
@@ -103,8 +106,11 @@ fn closed_give_way(dial: Dial) -> Result<()> {
         .becomes(&next.clone().to(backend), &[EVICTED, NEW_FLOW, TRANSLATED]);
     assert!(s.plane.records()?.is_empty(), "its record was written when it closed");
     // What is left of the old one passes: nobody knows it.
-    s.leaves(Device::Uplink, &packet::tcp(backend, s.client(1), flags::FIN | flags::ACK))
-        .untouched(&[MISS]);
+    s.leaves(
+        Device::Uplink,
+        &packet::tcp(backend, s.client(1), flags::FIN | flags::ACK),
+    )
+    .untouched(&[MISS]);
     Ok(())
 }
 
@@ -127,12 +133,18 @@ fn reclaimed(dial: Dial) -> Result<()> {
         assert!(s.flow_of(s.client(n - 2), backend, TCP).is_none());
     }
     let counted = s.plane.backend(web.backends[0].0).outside;
-    assert_eq!((counted.connects, counted.established, counted.failed, counted.closed), (2, 0, 1, 1));
+    assert_eq!(
+        (counted.connects, counted.established, counted.failed, counted.closed),
+        (2, 0, 1, 1)
+    );
     Ok(())
 }
 
 /// What brings a flow into a state, and how many seconds it may be silent in it.
-type Life = (fn(&mut Scene, std::net::SocketAddr, std::net::SocketAddr, std::net::SocketAddr), u64);
+type Life = (
+    fn(&mut Scene, std::net::SocketAddr, std::net::SocketAddr, std::net::SocketAddr),
+    u64,
+);
 
 fn limits(dial: Dial) -> Result<()> {
     let lives: [Life; 4] = [
@@ -185,7 +197,8 @@ fn limits(dial: Dial) -> Result<()> {
         } else {
             &[RECORDED, RECLAIMED, NEW_FLOW, TRANSLATED]
         };
-        s.comes(Device::Uplink, &next).becomes(&next.clone().to(backend), wanted);
+        s.comes(Device::Uplink, &next)
+            .becomes(&next.clone().to(backend), wanted);
     }
     Ok(())
 }
@@ -303,9 +316,18 @@ fn records(dial: Dial) -> Result<()> {
         (&[(false, rst)], outcome::REFUSED),
         (&[(true, flags::RST)], outcome::ABANDONED),
         (&[(true, fin), (true, flags::RST)], outcome::ABANDONED),
-        (&[(false, flags::SYN | flags::ACK), (true, flags::RST)], outcome::ESTABLISHED),
-        (&[(false, flags::SYN | flags::ACK), (false, flags::RST)], outcome::ESTABLISHED),
-        (&[(false, flags::SYN | flags::ACK), (true, fin), (false, fin)], outcome::ESTABLISHED),
+        (
+            &[(false, flags::SYN | flags::ACK), (true, flags::RST)],
+            outcome::ESTABLISHED,
+        ),
+        (
+            &[(false, flags::SYN | flags::ACK), (false, flags::RST)],
+            outcome::ESTABLISHED,
+        ),
+        (
+            &[(false, flags::SYN | flags::ACK), (true, fin), (false, fin)],
+            outcome::ESTABLISHED,
+        ),
         (&[(true, fin), (false, fin)], outcome::OTHER),
     ];
     for (n, (way, wanted)) in (1..).zip(ways) {
@@ -313,7 +335,11 @@ fn records(dial: Dial) -> Result<()> {
         let before = monotonic_ns();
         s.begin(client, vip);
         for (i, &(by_client, flags)) in way.iter().enumerate() {
-            let counts: &[u32] = if i + 1 == way.len() { &[TRANSLATED, RECORDED] } else { &[TRANSLATED] };
+            let counts: &[u32] = if i + 1 == way.len() {
+                &[TRANSLATED, RECORDED]
+            } else {
+                &[TRANSLATED]
+            };
             if by_client {
                 s.say(client, vip, backend, flags, counts);
             } else {

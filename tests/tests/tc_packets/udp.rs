@@ -9,26 +9,30 @@ use lb_common::{
     counter::action::{NEW_FLOW, RECLAIMED, REFUSED, RERESOLVED, REUSED, TRANSLATED},
     flow::{flag as flow_flag, sent},
 };
-use lb_tests::{
-    packet,
-    plane::Device,
-    runner::Body,
-    world::Dial,
-};
+use lb_tests::{packet, plane::Device, runner::Body, world::Dial};
 
 use crate::scene::{SECOND, Scene, Web, hello};
 
 pub(crate) const CASES: &[(&str, Body)] = &[
     ("a_datagram_flow_goes_on", goes_on),
     ("a_flow_whose_backend_left_is_chosen_anew", left),
-    ("an_id_that_went_to_another_address_is_no_backend_of_the_flow", other_address),
+    (
+        "an_id_that_went_to_another_address_is_no_backend_of_the_flow",
+        other_address,
+    ),
     ("a_flow_stays_while_its_backend_drains", drains),
-    ("a_client_that_asked_before_there_was_an_endpoint_is_served_after", first_endpoint),
+    (
+        "a_client_that_asked_before_there_was_an_endpoint_is_served_after",
+        first_endpoint,
+    ),
     ("a_datagram_without_checksum_stays_without_in_ipv4", unsummed),
     ("a_silent_flow_is_reclaimed_without_a_record", silent),
     ("affinity_is_by_source_whatever_the_port", affinity),
     ("affinity_ends_with_its_timeout_and_with_its_backend", affinity_ends),
-    ("affinity_of_clients_inside_and_outside_are_two_memories", affinity_sides),
+    (
+        "affinity_of_clients_inside_and_outside_are_two_memories",
+        affinity_sides,
+    ),
 ];
 
 /// A datagram of a flow that goes to a backend.
@@ -54,7 +58,10 @@ fn goes_on(dial: Dial) -> Result<()> {
             .becomes(&answer.clone().from(dns.external), &[TRANSLATED]);
     }
     let (_, flow) = s.flow_of(client, dns.external, UDP).expect("a flow");
-    assert_eq!((flow.client_sent, flow.backend_sent, flow.flags), (sent::ANY, sent::ANY, flow_flag::MASQUERADE));
+    assert_eq!(
+        (flow.client_sent, flow.backend_sent, flow.flags),
+        (sent::ANY, sent::ANY, flow_flag::MASQUERADE)
+    );
     assert!(flow.established_ns >= flow.start_ns && flow.isn == 0);
     Ok(())
 }
@@ -220,28 +227,51 @@ fn affinity_ends(dial: Dial) -> Result<()> {
     let port = (40_001..)
         .find(|port| s.choice(web.sets.1, (client, *port).into(), vip, TCP).0 != id)
         .expect("some port's hash falls elsewhere");
-    assert_eq!(from_port(&mut s, Device::Uplink, (client, port).into(), vip, TCP), first);
+    assert_eq!(
+        from_port(&mut s, Device::Uplink, (client, port).into(), vip, TCP),
+        first
+    );
     // A backend that may get nothing new ends it at once, and the next one is remembered.
     s.rules.set_state(id, state::DRAINING);
     let rest: Vec<usize> = (0..8).filter(|i| web.backends[*i].0 != id).collect();
     s.publish(web.sets.1, &web.members(rest))?;
     let (_, wanted) = s.choice(web.sets.1, (client, 50_000).into(), vip, TCP);
-    assert_eq!(from_port(&mut s, Device::Uplink, (client, 50_000).into(), vip, TCP), wanted);
-    assert_eq!(from_port(&mut s, Device::Uplink, (client, 50_001).into(), vip, TCP), wanted);
+    assert_eq!(
+        from_port(&mut s, Device::Uplink, (client, 50_000).into(), vip, TCP),
+        wanted
+    );
+    assert_eq!(
+        from_port(&mut s, Device::Uplink, (client, 50_001).into(), vip, TCP),
+        wanted
+    );
     // Affinity off: the hash alone.
-    s.rules.frontends.get_mut(&lb_tests::plane::key(vip, TCP)).expect("a frontend").affinity_seconds = 0;
+    s.rules
+        .frontends
+        .get_mut(&lb_tests::plane::key(vip, TCP))
+        .expect("a frontend")
+        .affinity_seconds = 0;
     s.write()?;
     let (_, wanted) = s.choice(web.sets.1, (client, 50_002).into(), vip, TCP);
-    assert_eq!(from_port(&mut s, Device::Uplink, (client, 50_002).into(), vip, TCP), wanted);
+    assert_eq!(
+        from_port(&mut s, Device::Uplink, (client, 50_002).into(), vip, TCP),
+        wanted
+    );
     // A timeout that is over.
-    s.rules.frontends.get_mut(&lb_tests::plane::key(vip, TCP)).expect("a frontend").affinity_seconds = 10;
+    s.rules
+        .frontends
+        .get_mut(&lb_tests::plane::key(vip, TCP))
+        .expect("a frontend")
+        .affinity_seconds = 10;
     s.write()?;
     s.plane.age_affinities(10 * SECOND)?;
     let port = (51_000..)
         .find(|port| s.choice(web.sets.1, (client, *port).into(), vip, TCP).1 != wanted)
         .expect("some port's hash falls elsewhere");
     let (_, by_hash) = s.choice(web.sets.1, (client, port).into(), vip, TCP);
-    assert_eq!(from_port(&mut s, Device::Uplink, (client, port).into(), vip, TCP), by_hash);
+    assert_eq!(
+        from_port(&mut s, Device::Uplink, (client, port).into(), vip, TCP),
+        by_hash
+    );
     Ok(())
 }
 
@@ -255,11 +285,19 @@ fn affinity_sides(dial: Dial) -> Result<()> {
     let here = from_port(&mut s, Device::Guest, (address, 1_000).into(), web.external, TCP);
     let there = from_port(&mut s, Device::Uplink, (address, 1_001).into(), web.external, TCP);
     assert_ne!(here, there);
-    assert_eq!(from_port(&mut s, Device::Guest, (address, 1_002).into(), web.cluster, TCP), here);
-    assert_eq!(from_port(&mut s, Device::Uplink, (address, 1_003).into(), web.node, TCP), there);
+    assert_eq!(
+        from_port(&mut s, Device::Guest, (address, 1_002).into(), web.cluster, TCP),
+        here
+    );
+    assert_eq!(
+        from_port(&mut s, Device::Uplink, (address, 1_003).into(), web.node, TCP),
+        there
+    );
     // A SYN on a known tuple asks the memory too.
     let syn = packet::tcp((address, 1_003).into(), web.node, 2).seq(9);
-    s.comes(Device::Uplink, &syn)
-        .becomes(&syn.clone().to(there), &[lb_common::counter::action::RECORDED, NEW_FLOW, REUSED, TRANSLATED]);
+    s.comes(Device::Uplink, &syn).becomes(
+        &syn.clone().to(there),
+        &[lb_common::counter::action::RECORDED, NEW_FLOW, REUSED, TRANSLATED],
+    );
     Ok(())
 }

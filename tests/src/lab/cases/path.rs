@@ -59,7 +59,9 @@ fn towards_client(lab: &Lab, family: Family) -> Result<String> {
     for node in [1, 3] {
         // A pod that has not learned of the path yet.
         let pod = lab.add_pod(node)?;
-        until("the wires to the new pod", || Ok(lab.outside().dial(pod.target(family))?))?;
+        until("the wires to the new pod", || {
+            Ok(lab.outside().dial(pod.target(family))?)
+        })?;
         let service = lab.service(family).load_balancer("VIP");
         service.apply(&[pod.ready(family)])?;
         let errors = lab.node(1).counted("icmp_translated")?;

@@ -144,7 +144,12 @@ fn scan(lab: &Lab, family: Family) -> Result<String> {
             let mut scans = 0;
             while told.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
                 let listed = node.ask(Agent::conns)?;
-                ensure!(listed.items.len() as u64 <= listed.total, "{} of {}", listed.items.len(), listed.total);
+                ensure!(
+                    listed.items.len() as u64 <= listed.total,
+                    "{} of {}",
+                    listed.items.len(),
+                    listed.total
+                );
                 scans += 1;
             }
             Ok(scans)

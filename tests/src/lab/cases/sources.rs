@@ -97,7 +97,11 @@ fn answers(lab: &Lab, family: Family) -> Result<String> {
                 let (_, from) = socket
                     .recv_from(&mut [0; 256])
                     .with_context(|| format!("the answer of {}", service.routed()))?;
-                ensure!(from == service.routed(), "{} was asked, and {from} answered", service.routed());
+                ensure!(
+                    from == service.routed(),
+                    "{} was asked, and {from} answered",
+                    service.routed()
+                );
                 asked += 1;
             }
         }
@@ -122,7 +126,11 @@ fn collision(lab: &Lab, family: Family) -> Result<String> {
     let own = talk.own()?;
     talk.have_closed()?;
     ensure!(own == from, "{own} is not {from}");
-    let met = lab.outside().from(from).dial(second).context("when the first is closed")?;
+    let met = lab
+        .outside()
+        .from(from)
+        .dial(second)
+        .context("when the first is closed")?;
     ensure!(met.peer == from, "{met:?}");
     Ok("refused while the first is open, served when it has closed".to_owned())
 }
