@@ -141,9 +141,8 @@ extern "C" fn assign(skb: *mut __sk_buff, slot: u32) -> i32 {
     let mut spare_seen = u64::MAX;
     let mut tries = 0;
     while tries < PORT_TRIES {
-        let at = start + tries;
-        let at = if at >= ports { at - ports } else { at };
-        let port = Port::new((first as u32 + at) as u16);
+        // A range may be smaller than the number of tries.
+        let port = Port::new((first as u32 + (start + tries) % ports) as u16);
         tries += 1;
         aim(flow, addr, port);
         let Some(key) = sight::key() else { return NEXT };

@@ -4,6 +4,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use lb_common::{
     abi::TCP,
     counter::{action, hook},
+    event::outcome,
     flow::{Flow, TupleKey, flag, is_syn},
     packet::{Packet, kind},
 };
@@ -62,12 +63,12 @@ extern "C" fn come_in(skb: *mut __sk_buff) -> i32 {
     }
     let why = distrust(packet, flow);
     if why != Why::Unknown {
-        let _ = table::retire(
-            hook::INGRESS,
-            entry.slot,
-            flow.version,
-            flow.outcome_of_silence() as u32,
-        );
+        let result = if why == Why::Exhausted {
+            outcome::NO_LOCAL_PORT
+        } else {
+            flow.outcome_of_silence()
+        };
+        let _ = table::retire(hook::INGRESS, entry.slot, flow.version, result as u32);
         return why as i32;
     }
     let event = flow.note_client(packet.tcp_flags);

@@ -11,7 +11,7 @@ use lb_common::{
     backend::state as backend_state,
     counter::action,
     event::{ConnRecord, kind, mark, outcome},
-    flow::{Event, Flow, HAND_STEPS, SEEN_STEP_NS, SERIAL_MASK, TupleEntry, TupleKey, role, state, version},
+    flow::{Event, Flow, HAND_STEPS, SEEN_STEP_NS, SERIAL_MASK, TupleEntry, TupleKey, flag, role, state, version},
 };
 
 use super::{clock, sight};
@@ -150,7 +150,9 @@ fn tell(hook: u32, flow: *mut Flow, result: u8) {
         }
         let backend = BACKEND_STATS.get_ptr_mut((*flow).backend_id);
         let service = SERVICE_STATS.get_ptr_mut((*flow).service_id);
-        if result == outcome::ESTABLISHED {
+        if (*flow).flags & flag::RESUMED != 0 {
+            // Its beginning was not counted: an end would leave fewer than no connections open.
+        } else if result == outcome::ESTABLISHED {
             if let Some(stats) = backend {
                 add(&raw mut (*stats).outside.closed);
             }
