@@ -9,7 +9,7 @@ mod read;
 mod tell;
 
 pub use build::{Body, Extension, Fragment, Icmp, Link, Packet, Tag, Tcp, Udp, error, fragments, tcp, udp};
-pub use read::{Fault, Inner, Layers, Unread, check, inner, layers, same};
+pub use read::{Fault, Inner, Layers, Unread, check, inner, layers, ports, same};
 pub use tell::{hex, tell};
 
 /// Lengths of headers and numbers of protocols.

@@ -222,6 +222,16 @@ pub fn inner(bytes: &[u8], outer: &Layers) -> Option<Inner> {
     (layers.src.is_ipv6() == outer.src.is_ipv6()).then_some(Inner { layers })
 }
 
+/// The ports of a TCP or UDP packet behind a link header: source, then destination.
+pub fn ports(bytes: &[u8]) -> Option<(u16, u16)> {
+    let layers = layers(bytes, false).ok()?;
+    let has_ports = matches!(layers.proto, wire::TCP | wire::UDP) && !layers.is_later_fragment();
+    if !has_ports {
+        return None;
+    }
+    Some((u16_at(bytes, layers.body)?, u16_at(bytes, layers.body + 2)?))
+}
+
 /// All wrong checksums of a packet; an unread one has none.
 pub fn check(bytes: &[u8], bare: bool) -> Vec<Fault> {
     let mut faults = Vec::new();

@@ -415,6 +415,15 @@ impl Plane {
         Ok(self.loaded().affinity.iter().collect::<Result<_, _>>()?)
     }
 
+    /// Lets the remembered clients grow older. Their memory is dated by the monotonic clock, which nobody can move.
+    pub fn age_affinities(&mut self, nanoseconds: u64) -> Result<()> {
+        for (key, mut memory) in self.affinities()? {
+            memory.last_ns = memory.last_ns.wrapping_sub(nanoseconds);
+            self.loaded_mut().affinity.insert(key, memory, 0)?;
+        }
+        Ok(())
+    }
+
     /// The remembered datagrams.
     pub fn fragments(&self) -> Result<std::collections::HashMap<FragmentKey, FragmentPorts>> {
         Ok(self.loaded().fragments.iter().collect::<Result<_, _>>()?)

@@ -401,7 +401,9 @@ impl Seen {
             );
         }
         if self.verdict == Verdict::Next && check(&self.went_in, self.bare).is_empty() {
-            let faults = check(&self.out, self.bare);
+            let mut faults = check(&self.out, self.bare);
+            // Nobody looks at the transport checksum of a packet that comes back in an error: it may be cut off.
+            faults.retain(|fault| !matches!(fault.what, "inner TCP" | "inner UDP"));
             assert!(faults.is_empty(), "{}", self.told());
         }
     }

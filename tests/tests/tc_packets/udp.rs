@@ -206,7 +206,7 @@ fn affinity(dial: Dial) -> Result<()> {
             let backend = from_port(&mut s, Device::Uplink, (client, 40_000).into(), web.external, proto);
             met.insert(backend);
             for port in [40_001, 1, 65_535] {
-                s.pass(9 * SECOND);
+                s.plane.age_affinities(9 * SECOND)?;
                 let vip = web.outside()[usize::from(port % 3 == 0)];
                 let next = from_port(&mut s, Device::Uplink, (client, port).into(), vip, proto);
                 assert_eq!(next, backend, "each new flow refreshes the memory");
@@ -256,14 +256,14 @@ fn affinity_ends(dial: Dial) -> Result<()> {
         from_port(&mut s, Device::Uplink, (client, 50_002).into(), vip, TCP),
         wanted
     );
-    // A timeout that is over: the memory is dated by the flow clock, as tests let it pass.
+    // A timeout that is over.
     s.rules
         .frontends
         .get_mut(&lb_tests::plane::key(vip, TCP))
         .expect("a frontend")
         .affinity_seconds = 10;
     s.write()?;
-    s.pass(11 * SECOND);
+    s.plane.age_affinities(10 * SECOND)?;
     let port = (51_000..)
         .find(|port| s.choice(web.sets.1, (client, *port).into(), vip, TCP).1 != wanted)
         .expect("some port's hash falls elsewhere");
