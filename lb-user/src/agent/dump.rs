@@ -63,6 +63,13 @@ pub(super) fn dump(
             match *name {
                 names::FRONTENDS => {
                     for (key, value) in contents.frontends {
+                        let kind = ["ClusterIP", "NodePort", "ExternalIP", "LoadBalancer"]
+                            [(value.flags >> flag::KIND_SHIFT & flag::KIND_MASK) as usize];
+                        let empty = if value.flags & flag::UNREACHABLE_WHEN_EMPTY == 0 {
+                            "refuse"
+                        } else {
+                            "unreachable"
+                        };
                         push(
                             order_of(key.addr, key.port, key.proto),
                             format!("{}/{}", at(key.addr, key.port), protocol(key.proto)),
