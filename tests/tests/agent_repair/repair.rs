@@ -6,11 +6,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{HashMap, LpmTrie, Map, MapData, lpm_trie::Key};
 use lb_common::{
     addr::{Addr, Port},
     backend::Backend,
-    frontend::{Frontend, FrontendKey},
+    frontend::{Frontend, FrontendKey, SourceKey},
     set::{ListEntry, SetWord},
 };
 use lb_tests::{
@@ -70,6 +70,10 @@ fn in_time(what: &str, lost: Instant) -> Result<()> {
 
 fn frontends(node: &Node) -> Result<HashMap<MapData, FrontendKey, Frontend>> {
     Ok(Map::HashMap(pinned_map(node, "FRONTENDS")?).try_into()?)
+}
+
+fn sources(node: &Node) -> Result<LpmTrie<MapData, SourceKey, u32>> {
+    Ok(Map::LpmTrie(pinned_map(node, "SOURCES")?).try_into()?)
 }
 
 type Damage<'d> = Box<dyn Fn() -> Result<()> + 'd>;
@@ -142,6 +146,16 @@ pub(super) fn damaged_contents(node: &Node) -> Result<()> {
         (
             "a wrong table",
             Box::new(|| Ok(pinned_array::<u64>(node, "TABLES")?.set(header.a, u64::MAX, 0)?)),
+        ),
+        (
+            "a source range of nobody",
+            Box::new(|| {
+                let everybody = SourceKey {
+                    service_id: own.service_id,
+                    addr: foreign.addr,
+                };
+                Ok(sources(node)?.insert(&Key::new(SourceKey::BITS - 32, everybody), 1, 0)?)
+            }),
         ),
         (
             "a backend elsewhere",

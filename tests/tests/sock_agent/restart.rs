@@ -13,7 +13,7 @@ use lb_tests::{
         },
     },
     bpf,
-    objects::{cluster_ip, ready, service, slice},
+    objects::{cluster_ip, ready, service, slice, with},
 };
 use lb_user::{
     lab::{
@@ -23,12 +23,20 @@ use lb_user::{
     },
     view::{MapDumpView, Mode},
 };
+use serde_json::json;
 
 pub(super) fn kill(node: &Node) -> Result<()> {
     let _staying = node.serve(&["10.244.2.1"], Manner::Stay)?;
     let _servers = serve_all(node, Manner::Greet)?;
     write_web(node, &BACKENDS)?;
-    let long = service("long", cluster_ip(&["10.96.0.20"]));
+    let spec = with(&cluster_ip(&["10.96.0.20"]), "/type", json!("LoadBalancer"));
+    let spec = with(
+        &spec,
+        "/loadBalancerSourceRanges",
+        json!(["192.0.2.0/24", "203.0.113.7/32"]),
+    );
+    let status = json!({"loadBalancer": {"ingress": [{"ip": "198.51.100.20"}]}});
+    let long = with(&service("long", spec), "/status", status);
     node.write("long.yaml", &[long, slice("long-v4", "long", &[ready("10.244.2.1")])])?;
     let agent = node.start(&[])?;
     agent.wait_backends(&[&BACKENDS[..], &BACKENDS6[..], &["10.244.2.1"]].concat())?;
@@ -130,9 +138,9 @@ fn ids(agent: &Agent) -> Result<Ids> {
 /// The rows that belong to people's Services. The self-probe's are left out: its listener has another port each time.
 fn shown_rows(dump: &MapDumpView, ids: &Ids) -> Vec<String> {
     let number = |text: &str| text.parse::<u32>().ok();
-    let of_set = |key: &str| {
+    let of = |ids: &[u32], key: &str| {
         let id = key.split(' ').find_map(number);
-        id.is_some_and(|id| ids.sets.contains(&id))
+        id.is_some_and(|id| ids.contains(&id))
     };
     dump.rows
         .iter()
@@ -144,7 +152,8 @@ fn shown_rows(dump: &MapDumpView, ids: &Ids) -> Vec<String> {
                     .find_map(|word| number(word.strip_prefix("service=")?));
                 id.is_some_and(|id| ids.services.contains(&id))
             }
-            _ => of_set(&row.key),
+            "SOURCES" => of(&ids.services, &row.key),
+            _ => of(&ids.sets, &row.key),
         })
         .map(|row| format!("{} {}", row.key, row.value))
         .collect()
