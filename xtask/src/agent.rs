@@ -1,8 +1,9 @@
-//! Builds the agent, and starts what was built: `build`, `demo`, `bench`.
+//! Builds the agent, and starts what was built: `build`, `demo`, `bench`, `lab`, `soak`.
 //!
-//! What the demo and the bench do stands in their own crates. The invariant: the kernel object is built first, so that
+//! What the demo, the bench and the lab do stands in their own crates. The invariant: the kernel object is built first, so that
 //! the agent always carries the object of the same tree.
 
+use std::env;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -48,6 +49,40 @@ pub(crate) fn bench(layout: &Layout, arguments: &[OsString]) -> Result<()> {
     let mut bench = Command::new(layout.target.join("release/evenkeel-bench"));
     bench.env("EVENKEEL_BIN", layout.target.join("release/evenkeel"));
     become_program(bench, arguments)
+}
+
+/// `cargo xtask lab`: replaces this process by the lab's own program.
+pub(crate) fn lab(layout: &Layout, arguments: &[OsString]) -> Result<()> {
+    need_root(
+        "lab",
+        "cargo build -p lb-user -p lb-tests --bins` and then `sudo target/debug/evenkeel-lab",
+    )?;
+    setup::require(layout, &[Group::Build, Group::Sockets])?;
+    build(layout, &["lb-user", "lb-tests"], false)?;
+    let mut lab = Command::new(layout.target.join("debug/evenkeel-lab"));
+    lab.env("EVENKEEL_BIN", layout.target.join("debug/evenkeel"));
+    // `exec` finds the program under test by its name.
+    let mut path = OsString::from(layout.target.join("debug"));
+    if let Some(others) = env::var_os("PATH") {
+        path.push(":");
+        path.push(others);
+    }
+    lab.env("PATH", path);
+    become_program(lab, arguments)
+}
+
+/// `cargo xtask soak`: replaces this process by the soak, which measures and so runs optimised.
+pub(crate) fn soak(layout: &Layout, arguments: &[OsString]) -> Result<()> {
+    need_root(
+        "soak",
+        "cargo build --release -p lb-user -p lb-tests --bins` and then `sudo target/release/evenkeel-lab soak",
+    )?;
+    setup::require(layout, &[Group::Build, Group::Sockets])?;
+    build(layout, &["lb-user", "lb-tests"], true)?;
+    let mut soak = Command::new(layout.target.join("release/evenkeel-lab"));
+    soak.env("EVENKEEL_BIN", layout.target.join("release/evenkeel"));
+    soak.arg("soak");
+    become_program(soak, arguments)
 }
 
 /// Builds the kernel object and then the binaries of the packages.

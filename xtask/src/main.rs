@@ -107,6 +107,30 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// A cluster of three nodes in network namespaces: build it, look around, run the contract's cases in it (needs root).
+    ///
+    /// `run` builds a lab of its own, runs every case in both families, prints a table and removes the lab; it exits with 1
+    /// if a case fails. `up` leaves a lab standing until `down`; `exec` runs a command in one of its places.
+    #[command(
+        after_help = "Examples:\n  cargo xtask lab run\n  cargo xtask lab run --json lab.json C9 K1\n  cargo xtask lab up\n  \
+                      cargo xtask lab exec node-1 -- evenkeel status\n  cargo xtask lab down"
+    )]
+    Lab {
+        /// Arguments of `evenkeel-lab`: up, down, run [--json FILE] [ROW..], exec PLACE -- COMMAND.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        arguments: Vec<OsString>,
+    },
+    /// Reuse tuples at scale, and scan the flow table under load (needs root; some minutes).
+    ///
+    /// All arguments go to `evenkeel-lab soak`.
+    #[command(
+        after_help = "Examples:\n  cargo xtask soak\n  cargo xtask soak --connections 100000\n  cargo xtask soak -- --help"
+    )]
+    Soak {
+        /// Arguments of `evenkeel-lab soak`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Write anew what tests compare with: golden cases and generated documents.
     ///
     /// The difference is then to be read by a person: `git diff`.
@@ -139,6 +163,8 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Story(options) => return story::command(&layout, &options),
         Task::Demo { arguments } => agent::demo(&layout, &arguments)?,
         Task::Bench { arguments } => agent::bench(&layout, &arguments)?,
+        Task::Lab { arguments } => agent::lab(&layout, &arguments)?,
+        Task::Soak { arguments } => agent::soak(&layout, &arguments)?,
         Task::Bless => bless::command(&layout)?,
         Task::Ci => return ci::command(&layout),
     }

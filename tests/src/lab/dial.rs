@@ -32,7 +32,10 @@ use nix::{
 };
 
 use super::serve::{Met, discover_path};
-use crate::{agent::until, runner::in_guest};
+use crate::{
+    agent::{Page, until},
+    runner::in_guest,
+};
 
 /// How an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +163,29 @@ impl<'n> Dialer<'n> {
     /// How it failed.
     pub fn dial(&self, target: SocketAddr) -> Result<Met, Failure> {
         Ok(self.open(target)?.met)
+    }
+
+    /// Fetches a page over HTTP.
+    ///
+    /// # Errors
+    /// How it failed.
+    pub fn get(&self, target: SocketAddr, path: &str) -> Result<Page, Failure> {
+        let mut stream = self
+            .netns
+            .run(|| self.connect(target))
+            .map_err(|_| Failure::Other(Errno::EPERM))??;
+        stream.set_read_timeout(Some(self.limit()))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let page = answer.split_once("\r\n\r\n").and_then(|(head, body)| {
+            Some(Page {
+                status: head.split(' ').nth(1)?.parse().ok()?,
+                head: head.to_owned(),
+                body: body.to_owned(),
+            })
+        });
+        page.ok_or(Failure::Other(Errno::EPROTO))
     }
 
     fn connect(&self, target: SocketAddr) -> Result<TcpStream, Failure> {

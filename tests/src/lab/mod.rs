@@ -224,6 +224,11 @@ impl Lab {
         2_000 + self.ports.fetch_add(1, Ordering::Relaxed) % 28_000
     }
 
+    /// A health-check node port that no other Service has.
+    pub fn next_health_port(&self) -> u16 {
+        32_000 + self.ports.fetch_add(1, Ordering::Relaxed) % 500
+    }
+
     /// A NodePort Service with numbers of its own; nothing is written yet.
     pub fn service(&self, family: Family) -> Service<'_> {
         let taken = self.next_number.fetch_add(1, Ordering::Relaxed);

@@ -7,11 +7,13 @@ pub mod affinity;
 pub mod datagrams;
 pub mod ending;
 pub mod frontends;
+pub mod health;
 pub mod path;
 pub mod policy;
 pub mod restart;
 pub mod reuse;
 pub mod sources;
+pub mod views;
 pub mod wires;
 
 use std::{
@@ -91,9 +93,11 @@ pub fn all() -> Vec<Case> {
         policy::CASES,
         sources::CASES,
         affinity::CASES,
+        health::CASES,
         datagrams::CASES,
         ending::CASES,
         path::CASES,
+        views::CASES,
         reuse::CASES,
         restart::CASES,
     ]
