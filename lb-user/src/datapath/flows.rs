@@ -182,6 +182,11 @@ impl Flows {
         self.tuples.iter().flatten()
     }
 
+    /// The datagrams in fragments that are remembered, with their ports.
+    pub fn fragments(&self) -> impl Iterator<Item = (FragmentKey, FragmentPorts)> + '_ {
+        self.fragments.iter().flatten()
+    }
+
     /// How many slots were looked at for new flows, ever.
     ///
     /// # Errors
