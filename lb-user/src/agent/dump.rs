@@ -1,5 +1,7 @@
 //! `map dump`: the kernel's maps as people write addresses, straight from the kernel.
 
+mod packets;
+
 use std::net::{IpAddr, SocketAddr};
 
 use lb_common::{
@@ -397,6 +399,9 @@ pub(super) fn dump(
                     }
                 }
             }
+        }
+        of_packets if packets::is_one(of_packets) => {
+            packets::rows(kernel.flows(), of_packets, &mut push).map_err(|e| failed(&e))?;
         }
         other => {
             return Err(QueryError::Invalid(format!(

@@ -18,6 +18,8 @@ const WANTED: &[&str] = &[
     "veth",
     "dummy",
     "bridge",
+    "8021q",
+    "tun",
     "nf_conntrack",
     "nf_nat",
     "nf_tables",
