@@ -6,6 +6,7 @@
 pub mod affinity;
 pub mod datagrams;
 pub mod ending;
+pub mod explain;
 pub mod frontends;
 pub mod health;
 pub mod path;
@@ -100,6 +101,7 @@ pub fn all() -> Vec<Case> {
         views::CASES,
         reuse::CASES,
         restart::CASES,
+        explain::CASES,
     ]
     .concat()
 }
