@@ -9,6 +9,7 @@ pub mod ending;
 pub mod explain;
 pub mod frontends;
 pub mod health;
+pub mod observer;
 pub mod path;
 pub mod policy;
 pub mod restart;
@@ -102,6 +103,7 @@ pub fn all() -> Vec<Case> {
         reuse::CASES,
         restart::CASES,
         explain::CASES,
+        observer::CASES,
     ]
     .concat()
 }
