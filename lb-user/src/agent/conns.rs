@@ -39,7 +39,7 @@ impl Shared {
         // Neither map is read under a lock: with a hundred thousand entries that takes tens of milliseconds.
         let flow_now_ns = self.census.flow_now_ns(now_ns);
         if which.origin != Some(Origin::Node) {
-            self.census.flows(|flow| {
+            let scanned = self.census.flows(|flow| {
                 if is_live(flow, flow_now_ns)
                     && wanted.admits(flow.service_id)
                     && which.admits(Origin::Outside, flow.client)
@@ -49,6 +49,7 @@ impl Shared {
                     youngest.push(start_ns, || Found::Flow(Box::new(*flow)));
                 }
             });
+            scanned.map_err(|error| QueryError::Failed(error.to_string()))?;
         }
         if which.origin != Some(Origin::Outside) {
             for socket in self.census.sockets() {

@@ -1,6 +1,6 @@
 //! `evenkeel conn list`.
 
-use std::net::IpAddr;
+use std::{fmt::Write as _, net::IpAddr};
 
 use clap::{Args, Subcommand};
 
@@ -117,10 +117,8 @@ pub(super) fn list(view: &ConnListView, wide: bool, output: Output) -> String {
     let mut out = grid.render(output.headers, output.color);
     let shown = view.items.len() as u64;
     if view.total > shown {
-        out.push_str(&format!(
-            "(the youngest {shown} of {}; --limit shows more)\n",
-            view.total
-        ));
+        // Writing into a String cannot fail.
+        let _infallible = writeln!(out, "(the youngest {shown} of {}; --limit shows more)", view.total);
     }
     out
 }

@@ -11,7 +11,11 @@ use lb_common::{
     socket::{ChainHead, Reverse, ReverseKey, SocketState},
 };
 
-use super::{flows, kernel::Kernel, window::Array};
+use super::{
+    flows,
+    kernel::{Kernel, MapsError, window_error},
+    window::Array,
+};
 use crate::observe::flows::FlowCounts;
 
 /// Handles of the maps that programs fill.
@@ -78,18 +82,21 @@ impl Census {
     }
 
     /// Every flow of the table, also those that have expired; one that begins or ends meanwhile is seen or not.
-    pub fn flows(&self, mut each: impl FnMut(&Flow)) {
-        let Some(table) = &self.flows else { return };
-        if let Err(error) = flows::scan(table, |_, flow| each(flow)) {
-            tracing::warn!(%error, "the flow table could not be read");
-        }
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn flows(&self, mut each: impl FnMut(&Flow)) -> Result<(), MapsError> {
+        let Some(table) = &self.flows else { return Ok(()) };
+        flows::scan(table, |_, flow| each(flow)).map_err(window_error(names::FLOWS))
     }
 
     /// Counts everything; entries come and go meanwhile. The flow table is passed through once; `now_ns` is the monotonic clock's.
     pub fn count(&self, now_ns: u64) -> Counted {
         let mut flows = FlowCounts::of_slots(self.flow_slots());
         let flow_now_ns = self.flow_now_ns(now_ns);
-        self.flows(|flow| flows.add(flow, flow_now_ns));
+        if let Err(error) = self.flows(|flow| flows.add(flow, flow_now_ns)) {
+            tracing::warn!(%error, "the flow table could not be read whole");
+        }
         let mut usage = self.usage();
         if flows.slots > 0 {
             usage.push((names::FLOWS, flows.live(), flows.slots));

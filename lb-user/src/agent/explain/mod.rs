@@ -156,16 +156,16 @@ pub(super) fn explain(shared: &Shared, flow: &ExplainQuery) -> Result<ExplainVie
         (Mode::Balance, Whence::Outside | Whence::Guest) => {
             packet::explain(view, shared, &reconciler, front, flow, &told)
         }
-        _ => match front {
-            Some(front) => socket::explain(view, &reconciler, front, flow),
-            None => {
-                view.steps.push(format!(
-                    "no frontend is {}/{}: the connection goes where it is sent",
-                    flow.vip, view.protocol
-                ));
-                Ok(view)
+        _ => {
+            if let Some(front) = front {
+                return socket::explain(view, &reconciler, front, flow);
             }
-        },
+            view.steps.push(format!(
+                "no frontend is {}/{}: the connection goes where it is sent",
+                flow.vip, view.protocol
+            ));
+            Ok(view)
+        }
     }
 }
 

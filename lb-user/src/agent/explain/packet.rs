@@ -8,7 +8,7 @@ mod fresh;
 #[cfg(test)]
 mod tests;
 
-use fresh::{Fresh, fresh_end};
+use fresh::fresh_end;
 use lb_common::{
     abi::TCP,
     addr::{Addr, Port},
@@ -136,17 +136,12 @@ pub(super) fn explain(
         Some(ends) => question.known(ends)?,
         None => None,
     };
-    match known {
-        Some(known) => question.follow(view, front, &known),
-        None => {
-            let fresh = question.fresh(front, None)?;
-            view.verdict = fresh.verdict;
-            view.candidates = fresh.candidates;
-            view.source_address = fresh.source_address;
-            view.steps.extend(fresh.steps);
-            Ok(view)
-        }
+    if let Some(known) = known {
+        return question.follow(view, front, &known);
     }
+    let fresh = question.fresh(front, None)?;
+    fresh.tell(&mut view);
+    Ok(view)
 }
 
 fn failed(error: impl std::fmt::Display) -> QueryError {
@@ -219,12 +214,6 @@ impl<'a> Question<'a> {
         });
         self.tell_flow(&mut view, flow, set);
         let fresh = self.fresh(front, Some(flow))?;
-        let anew = |view: &mut ExplainView, fresh: Fresh| {
-            view.verdict = fresh.verdict;
-            view.candidates = fresh.candidates;
-            view.source_address = fresh.source_address;
-            view.steps.extend(fresh.steps);
-        };
         if flow.flags & flow_flag::EXHAUSTED != 0 {
             view.verdict = Verdict::Refused;
             view.steps.push(
@@ -237,7 +226,7 @@ impl<'a> Question<'a> {
             view.steps.push(format!(
                 "{backend} has left every set: the next datagram is placed again"
             ));
-            anew(&mut view, fresh);
+            fresh.tell(&mut view);
             return Ok(view);
         }
         view.verdict = Verdict::Translated;

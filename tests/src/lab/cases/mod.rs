@@ -6,8 +6,10 @@
 pub mod affinity;
 pub mod datagrams;
 pub mod ending;
+pub mod explain;
 pub mod frontends;
 pub mod health;
+pub mod observer;
 pub mod path;
 pub mod policy;
 pub mod restart;
@@ -100,6 +102,8 @@ pub fn all() -> Vec<Case> {
         views::CASES,
         reuse::CASES,
         restart::CASES,
+        explain::CASES,
+        observer::CASES,
     ]
     .concat()
 }

@@ -21,7 +21,7 @@ use crate::{
     },
     datapath::kernel::MapsError,
     view::{
-        CandidateView, QueryError, Verdict, Whence, socket_address,
+        CandidateView, ExplainView, QueryError, Verdict, Whence, socket_address,
         wording::numbers::{counted, seconds},
     },
 };
@@ -39,6 +39,14 @@ pub(super) struct Fresh {
 }
 
 impl Fresh {
+    /// Makes it the answer.
+    pub(super) fn tell(self, view: &mut ExplainView) {
+        view.verdict = self.verdict;
+        view.candidates = self.candidates;
+        view.source_address = self.source_address;
+        view.steps.extend(self.steps);
+    }
+
     fn ends(verdict: Verdict, steps: Vec<String>) -> Self {
         Self {
             verdict,

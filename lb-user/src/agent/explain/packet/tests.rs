@@ -5,7 +5,7 @@ use lb_common::{
     set::SetWord,
 };
 
-use super::{super::candidate, *};
+use super::{super::candidate, fresh::Fresh, *};
 use crate::{
     compile::{Compiled, Table},
     model::{Protocol, Scope, SetName},
@@ -61,7 +61,7 @@ fn made(count: u32, ejected: &[u32]) -> (Compiled, Vec<u16>) {
     (service, slots)
 }
 
-fn tables<'a>(made: &'a (Compiled, Vec<u16>)) -> Published<'a> {
+fn tables(made: &(Compiled, Vec<u16>)) -> Published<'_> {
     Published {
         service: &made.0,
         set: &made.0.sets[0],
