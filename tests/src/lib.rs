@@ -9,6 +9,7 @@ pub mod datapath;
 pub mod golden;
 pub mod interrupt;
 pub mod lab;
+pub mod model;
 pub mod objects;
 pub mod packet;
 pub mod plane;
