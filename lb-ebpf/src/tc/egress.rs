@@ -60,7 +60,11 @@ extern "C" fn go_out(skb: *mut __sk_buff) -> i32 {
     // Where client and backend are one address, ports tell them apart.
     if flow.is_backend(&packet.src, packet.src_port) && flow.is_client(&packet.dst, packet.dst_port) {
         // The first answer's time is told, and a tick may lie before the SYN.
-        let now = if flow.is_answered() { clock::tick() } else { clock::now() };
+        let now = if flow.is_answered() {
+            clock::tick()
+        } else {
+            clock::now()
+        };
         let event = flow.note_backend(packet.tcp_flags, now);
         table::follow(hook::EGRESS, entry.slot, event);
         table::see(flow, now);

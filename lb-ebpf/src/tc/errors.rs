@@ -84,7 +84,11 @@ extern "C" fn error(skb: *mut __sk_buff, at: u32) -> i32 {
             dst,
             dst_port,
         };
-        let from = if flow.source_port.0 == 0 { None } else { Some(&flow.source) };
+        let from = if flow.source_port.0 == 0 {
+            None
+        } else {
+            Some(&flow.source)
+        };
         put_back(skb, outside, inside, &back, from, at)
     };
     count(

@@ -53,7 +53,8 @@ impl Model {
         if !guest && !Rules::has(&front, front_flag::OUTSIDE) {
             return self.miss(step);
         }
-        let denied = Rules::has(&front, front_flag::SOURCE_RANGES) && !self.rules.admits(front.service_id, step.parsed.src);
+        let denied =
+            Rules::has(&front, front_flag::SOURCE_RANGES) && !self.rules.admits(front.service_id, step.parsed.src);
         if !guest && denied {
             self.count(step.hook, action::SOURCE_DENIED);
             return step.dropped();
@@ -119,7 +120,8 @@ impl Model {
                 None => match select::pick(&self.rules, word, header, hash) {
                     Some(pick) => {
                         if front.affinity_seconds != 0 {
-                            self.affinity.insert((src.ip(), set), (pick.backend, self.monotonic(step)));
+                            self.affinity
+                                .insert((src.ip(), set), (pick.backend, self.monotonic(step)));
                         }
                         pick.backend
                     }
@@ -152,7 +154,11 @@ impl Model {
                 .is_some_and(|found| found.sticky && found.members.iter().any(|m| m.0 == id && m.1 > 0))
         };
         let (id, last) = *self.affinity.get(&(step.parsed.src, set))?;
-        let active = self.rules.backends.get(&id).is_some_and(|b| b.state == backend_state::ACTIVE);
+        let active = self
+            .rules
+            .backends
+            .get(&id)
+            .is_some_and(|b| b.state == backend_state::ACTIVE);
         if now.wrapping_sub(last) >= timeout || !is_member(&self.rules, id) || !active {
             return None;
         }

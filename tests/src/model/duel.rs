@@ -96,7 +96,9 @@ impl Duel {
         let before = self.model.flows.clone();
         let index = self.plane.index(device);
         let plane = &self.plane;
-        let wanted = self.model.run(hook, index, bytes, begin, &|slot| plane.flow(slot).source_port.get());
+        let wanted = self
+            .model
+            .run(hook, index, bytes, begin, &|slot| plane.flow(slot).source_port.get());
         let outcome = (verdict, out);
         let compared = wanted.and_then(|wanted| self.compare_step(&outcome, &wanted, &before, span));
         compared.map_err(|why| {
@@ -174,19 +176,25 @@ impl Duel {
         for (id, wanted) in &self.model.services {
             let found = self.plane.service(*id);
             if found != *wanted {
-                return Err(Difference(format!("Service {id}\n  model {wanted:?}\nprogram {found:?}")));
+                return Err(Difference(format!(
+                    "Service {id}\n  model {wanted:?}\nprogram {found:?}"
+                )));
             }
         }
         for (id, wanted) in &self.model.backends {
             let found = self.plane.backend(*id).outside;
             if found != *wanted {
-                return Err(Difference(format!("backend {id}\n  model {wanted:?}\nprogram {found:?}")));
+                return Err(Difference(format!(
+                    "backend {id}\n  model {wanted:?}\nprogram {found:?}"
+                )));
             }
         }
         for (slot, wanted) in self.model.flows.iter().enumerate() {
             let found = self.plane.flow(slot as u32);
             if found != *wanted {
-                return Err(Difference(format!("slot {slot}\n  model {wanted:?}\nprogram {found:?}")));
+                return Err(Difference(format!(
+                    "slot {slot}\n  model {wanted:?}\nprogram {found:?}"
+                )));
             }
         }
         let failed = |error: anyhow::Error| Difference(error.to_string());
@@ -207,7 +215,10 @@ impl Duel {
         }
         let hand = self.plane.hand().map_err(failed)?;
         if hand != self.model.hand {
-            return Err(Difference(format!("the hand\n  model {}\nprogram {hand}", self.model.hand)));
+            return Err(Difference(format!(
+                "the hand\n  model {}\nprogram {hand}",
+                self.model.hand
+            )));
         }
         let found: BTreeMap<_, _> = self
             .plane
@@ -216,7 +227,12 @@ impl Duel {
             .into_iter()
             .map(|(key, memory)| ((std::net::IpAddr::from(key.client), key.set_id), memory.backend_id))
             .collect();
-        let wanted: BTreeMap<_, _> = self.model.affinity.iter().map(|(key, memory)| (*key, memory.0)).collect();
+        let wanted: BTreeMap<_, _> = self
+            .model
+            .affinity
+            .iter()
+            .map(|(key, memory)| (*key, memory.0))
+            .collect();
         if found != wanted {
             return Err(Difference(format!("affinity\n  model {wanted:?}\nprogram {found:?}")));
         }

@@ -30,9 +30,9 @@ use lb_common::{
 use crate::plane::{Hook, Rules, Verdict};
 
 pub use duel::{Difference, Duel};
+pub use parse::{Kind, Parsed, Place, ethernet, inside};
 pub use script::{Dice, Op, Script, minimise};
 pub use town::Town;
-pub use parse::{Kind, Parsed, Place, ethernet, inside};
 
 /// Two ends and a protocol, the lesser end first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

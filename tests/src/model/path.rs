@@ -150,7 +150,11 @@ impl Model {
         if flow.flags & wanted == 0 {
             return self.miss(step);
         }
-        let addr = if step.parsed.src.is_ipv6() { interface.v6 } else { interface.v4 };
+        let addr = if step.parsed.src.is_ipv6() {
+            interface.v6
+        } else {
+            interface.v4
+        };
         let range = self.settings.first_port..=self.settings.last_port;
         if addr == Addr::ZERO || range.is_empty() {
             self.count(step.hook, action::NO_SOURCE);
@@ -167,7 +171,10 @@ impl Model {
             Some(port) if is_free(self, port) => Some(port),
             // In a large range, all that were tried may have been taken; in a small one none may be free.
             Some(port) if !small || !range.clone().any(|port| is_free(self, port)) => {
-                let oldest = range.clone().filter_map(|port| self.given_up(pair(port), step.now)).min();
+                let oldest = range
+                    .clone()
+                    .filter_map(|port| self.given_up(pair(port), step.now))
+                    .min();
                 let this = self.given_up(pair(port), step.now);
                 (this.is_some() && (!small || this == oldest)).then_some(port)
             }

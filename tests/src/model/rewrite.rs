@@ -24,7 +24,10 @@ fn octets(addr: IpAddr) -> Vec<u8> {
 
 /// A checksum after the bytes that it covers have changed.
 fn adjusted(check: u16, old: &[u8], new: &[u8]) -> u16 {
-    let minus: u32 = old.chunks(2).map(|pair| u32::from(!(u16::from(pair[0]) << 8 | u16::from(pair[1])))).sum();
+    let minus: u32 = old
+        .chunks(2)
+        .map(|pair| u32::from(!(u16::from(pair[0]) << 8 | u16::from(pair[1]))))
+        .sum();
     checksum::fold(u32::from(!check) + minus + checksum::sum(new))
 }
 
@@ -102,7 +105,11 @@ pub(super) fn rewrite_error(
     }
     // The message's checksum covers all of it, and in IPv6 the addresses besides. Whoever put back what was there before, say
     // a checksum of the header inside that is minus zero, has changed nothing.
-    let covered = if error.src.is_ipv6() { error.ip + 8..error.body } else { error.body..error.body };
+    let covered = if error.src.is_ipv6() {
+        error.ip + 8..error.body
+    } else {
+        error.body..error.body
+    };
     let check = error.body + 2;
     let (mut old, mut new) = (before[covered.clone()].to_vec(), bytes[covered].to_vec());
     old.extend(&before[error.body + 4..even(error.body, before.len())]);

@@ -160,7 +160,9 @@ impl Play {
                 self.last = Some((hook, out));
                 Ok(said)
             }
-            Err(error) if is_refused(&error) => Ok(format!("{hook:?} {device:?} {told}: the kernel takes no such packet")),
+            Err(error) if is_refused(&error) => {
+                Ok(format!("{hook:?} {device:?} {told}: the kernel takes no such packet"))
+            }
             Err(error) => Err(error),
         }
     }
@@ -230,7 +232,11 @@ impl Play {
         } else {
             let set = any_flags(dice);
             let packet = segment(dice, from, to, set);
-            if dice.once_in(2) { packet.seq(u32::from_be(flow.isn)) } else { packet }
+            if dice.once_in(2) {
+                packet.seq(u32::from_be(flow.isn))
+            } else {
+                packet
+            }
         };
         let device = *dice.pick(&Device::ALL);
         let packet = dress(dice, packet);
@@ -330,7 +336,10 @@ impl Play {
             said = match kind {
                 0..3 => {
                     // A set names only backends that there are.
-                    let there: Vec<_> = members.into_iter().filter(|m| rules.backends.contains_key(&m.0)).collect();
+                    let there: Vec<_> = members
+                        .into_iter()
+                        .filter(|m| rules.backends.contains_key(&m.0))
+                        .collect();
                     rules.publish(set, &there);
                     format!("set {set} is {there:?}")
                 }
@@ -388,12 +397,19 @@ impl Play {
         let milliseconds = *dice.pick(&[
             500, 1_500, 1_500, 5_000, 29_000, 31_000, 59_000, 61_000, 121_000, 181_000, 3_601_000, 86_401_000,
         ]);
-        self.duel.set(|settings| settings.clock_offset_ns += milliseconds * 1_000_000);
+        self.duel
+            .set(|settings| settings.clock_offset_ns += milliseconds * 1_000_000);
         format!("{milliseconds} ms pass")
     }
 
     fn set(&mut self, dice: &mut Dice) -> String {
-        let (first, last) = *dice.pick(&[(20_000, 20_000), (20_000, 20_001), (20_000, 20_015), (10_000, 29_999), (2, 1)]);
+        let (first, last) = *dice.pick(&[
+            (20_000, 20_000),
+            (20_000, 20_001),
+            (20_000, 20_015),
+            (10_000, 29_999),
+            (2, 1),
+        ]);
         let slots = *dice.pick(&[0, 1, 3, 8, 40]);
         self.duel.set(|settings| {
             (settings.first_port, settings.last_port) = (first, last);
@@ -425,7 +441,9 @@ fn any_flags(dice: &mut Dice) -> u8 {
 fn segment(dice: &mut Dice, from: SocketAddr, to: SocketAddr, set: u8) -> Packet {
     let seq = *dice.pick(&[0, 1_000, 2_000, u32::MAX]);
     let length = *dice.pick(&[0, 0, 1, 100]);
-    packet::tcp(from, to, set).seq(seq).payload(&vec![dice.roll() as u8; length])
+    packet::tcp(from, to, set)
+        .seq(seq)
+        .payload(&vec![dice.roll() as u8; length])
 }
 
 fn datagram(dice: &mut Dice, from: SocketAddr, to: SocketAddr) -> Packet {
@@ -441,7 +459,10 @@ fn dress(dice: &mut Dice, mut packet: Packet) -> Packet {
     }
     if dice.once_in(8) {
         packet = if packet.src.is_ipv6() {
-            packet.extension(*dice.pick(&[wire::HOP_BY_HOP, wire::ROUTING, wire::DESTINATION]), &[1; 6])
+            packet.extension(
+                *dice.pick(&[wire::HOP_BY_HOP, wire::ROUTING, wire::DESTINATION]),
+                &[1; 6],
+            )
         } else {
             packet.options(&[1, 1, 1, 0])
         };

@@ -107,7 +107,8 @@ impl Model {
         if flow.state() == state::LIVE {
             self.tell(hook, &flow, result, now);
         }
-        let mut ends: Vec<(SocketAddr, SocketAddr)> = vec![(client(&flow), vip(&flow)), (client(&flow), backend(&flow))];
+        let mut ends: Vec<(SocketAddr, SocketAddr)> =
+            vec![(client(&flow), vip(&flow)), (client(&flow), backend(&flow))];
         ends.extend(source(&flow).map(|source| (source, backend(&flow))));
         for (one, other) in ends {
             let pair = Pair::of(one, other, flow.proto);

@@ -92,7 +92,10 @@ impl Town {
     /// port, so that a client may meet one endpoint through two frontends.
     pub fn endpoint(&self, service: u32, i: u32, moved: bool) -> SocketAddr {
         let group = if moved { 101 } else { 100 };
-        SocketAddr::new(self.address(group, (i % BACKENDS + 1) as u8), 8_000 + (service / 2) as u16)
+        SocketAddr::new(
+            self.address(group, (i % BACKENDS + 1) as u8),
+            8_000 + (service / 2) as u16,
+        )
     }
 
     /// Sets of a Service: inside and outside.
@@ -110,7 +113,12 @@ impl Town {
             let all: Vec<(u32, u16)> = (0..BACKENDS).map(|i| (self.backend(service, i), 1)).collect();
             rules.publish(sets.0, &all);
             rules.publish(sets.1, &all);
-            let outside = flag::OUTSIDE | if service.is_multiple_of(2) { flag::MASQUERADE_OUTSIDE } else { 0 };
+            let outside = flag::OUTSIDE
+                | if service.is_multiple_of(2) {
+                    flag::MASQUERADE_OUTSIDE
+                } else {
+                    0
+                };
             for (end, flags) in self.ends(service).into_iter().zip([0, outside, outside]) {
                 rules.frontend(end, proto, id, sets, flags);
             }

@@ -14,7 +14,9 @@ use lb_tests::{
 fn main() -> ExitCode {
     runner::run(vec![
         test("scripts_agree", || scripts(1, scaled(150, 8), 300, 0)),
-        test("scripts_of_mangled_packets_agree", || scripts(1_001, scaled(150, 8), 300, 2)),
+        test("scripts_of_mangled_packets_agree", || {
+            scripts(1_001, scaled(150, 8), 300, 2)
+        }),
     ])
 }
 
