@@ -211,6 +211,10 @@ fn v6<R: Read>(bytes: &R, offset: usize, depth: Depth, packet: &mut Packet) -> u
     }
     packet.src = from_octets(ip.src_addr);
     packet.dst = from_octets(ip.dst_addr);
+    // The maps hold IPv4 addresses in the mapped form, which no packet has: it would be taken for one of the other family.
+    if packet.src.is_v4() || packet.dst.is_v4() {
+        return kind::FOREIGN;
+    }
     packet.network = offset as u32;
     packet.proto = ip.next_hdr;
     packet.is_v6 = true;

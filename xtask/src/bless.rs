@@ -11,7 +11,7 @@ use crate::layout::Layout;
 use crate::setup::{self, Group};
 
 /// The tests that can write: arguments of `cargo test`.
-const TESTS: [&[&str]; 3] = [
+const TESTS: [&[&str]; 4] = [
     &["-p", "lb-tests", "--test", "golden", "--test", "contract_desired"],
     &[
         "-p",
@@ -20,6 +20,7 @@ const TESTS: [&[&str]; 3] = [
         "metrics::tests::the_documentation_is_up_to_date",
     ],
     &["-p", "lb-tests", "--test", "deploy", "--", "the_manifest"],
+    &["-p", "lb-tests", "--test", "tc_model", "--", "the_seeds"],
 ];
 
 /// `cargo xtask bless`.

@@ -93,14 +93,13 @@ impl Duel {
             end: monotonic_ns().wrapping_add(offset),
         };
         *self.packets.entry(hook.number()).or_default() += 1;
-        let before = self.model.flows.clone();
         let index = self.plane.index(device);
         let plane = &self.plane;
         let wanted = self
             .model
             .run(hook, index, bytes, begin, &|slot| plane.flow(slot).source_port.get());
         let outcome = (verdict, out);
-        let compared = wanted.and_then(|wanted| self.compare_step(&outcome, &wanted, &before, span));
+        let compared = wanted.and_then(|wanted| self.compare_step(&outcome, &wanted, span));
         compared.map_err(|why| {
             Difference(format!(
                 "{hook:?} on {device:?}: {why}\n     in {}{}",
@@ -115,7 +114,6 @@ impl Duel {
         &mut self,
         (verdict, out): &(Verdict, Vec<u8>),
         wanted: &super::Outcome,
-        before: &[Flow],
         span: Span,
     ) -> Result<(), String> {
         if *verdict != wanted.verdict || (*verdict != Verdict::Drop && !same(out, &wanted.packet, false)) {
@@ -128,11 +126,10 @@ impl Duel {
                 hex(out)
             ));
         }
-        let touched: Vec<u32> = self.model.touched.iter().copied().collect();
-        for slot in touched {
+        for (slot, before) in std::mem::take(&mut self.model.touched) {
             let found = self.plane.flow(slot);
             let flow = &mut self.model.flows[slot as usize];
-            take_times(flow, &found, &before[slot as usize], span);
+            take_times(flow, &found, &before, span);
             if *flow != found {
                 return Err(format!("slot {slot}\n  model {flow:?}\nprogram {found:?}"));
             }

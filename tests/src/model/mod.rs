@@ -8,6 +8,7 @@
 mod answer;
 mod begin;
 mod duel;
+pub mod fuzz;
 mod parse;
 mod path;
 mod rewrite;
@@ -16,7 +17,7 @@ mod table;
 mod town;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
 };
 
@@ -31,7 +32,7 @@ use crate::plane::{Hook, Rules, Verdict};
 
 pub use duel::{Difference, Duel};
 pub use parse::{Kind, Parsed, Place, ethernet, inside};
-pub use script::{Dice, Op, Script, minimise};
+pub use script::{Counts, Dice, Op, Script, play};
 pub use town::Town;
 
 /// Two ends and a protocol, the lesser end first.
@@ -112,8 +113,8 @@ pub struct Model {
     pub backends: BTreeMap<u32, Tally>,
     /// Records since they were last taken.
     pub records: Vec<ConnRecord>,
-    /// Slots whose flow was looked at or changed by the last packet.
-    pub touched: BTreeSet<u32>,
+    /// Slots whose flow was looked at or changed by the last packet, and what they had before.
+    pub touched: BTreeMap<u32, Flow>,
     /// What the program cannot have done.
     complaint: Option<String>,
 }
@@ -207,6 +208,11 @@ impl Model {
             Some(complaint) => Err(complaint),
             None => Ok(outcome),
         }
+    }
+
+    /// Notes that the packet has to do with a slot.
+    fn touch(&mut self, slot: u32) {
+        self.touched.entry(slot).or_insert(self.flows[slot as usize]);
     }
 
     fn count(&mut self, hook: Hook, action: u32) {

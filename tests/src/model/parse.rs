@@ -170,6 +170,11 @@ fn v6(bytes: &[u8], at: usize, inside: bool) -> Parsed {
         body: at + 40,
         ..NOTHING
     };
+    // IPv4-mapped addresses mean IPv4 to sockets, and nothing on the wire.
+    let mapped = |addr: IpAddr| matches!(addr, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
+    if mapped(packet.src) || mapped(packet.dst) {
+        return NOTHING;
+    }
     for extensions in 0.. {
         let is_fragment = packet.proto == wire::FRAGMENT;
         if !is_fragment && !matches!(packet.proto, wire::HOP_BY_HOP | wire::ROUTING | wire::DESTINATION) {
@@ -178,7 +183,8 @@ fn v6(bytes: &[u8], at: usize, inside: bool) -> Parsed {
         if extensions == 6 {
             return MALFORMED;
         }
-        let Some(start) = bytes.get(packet.body..packet.body + if is_fragment { 8 } else { 2 }) else {
+        // No extension header is shorter than this.
+        let Some(start) = bytes.get(packet.body..packet.body + 8) else {
             return MALFORMED;
         };
         packet.proto = start[0];

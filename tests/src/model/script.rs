@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use lb_common::{
-    abi::{TCP, UDP},
+    abi::UDP,
     backend::state,
     flow::{Flow, state as flow_state},
     frontend::flag,
@@ -12,7 +12,9 @@ use lb_common::{
 };
 
 use super::{
-    Duel, Town, backend, client, source,
+    Duel, Town, backend, client,
+    fuzz::{self, mangle, splice},
+    source,
     town::{self, SERVICES},
     vip,
 };
@@ -72,6 +74,8 @@ pub enum Op {
     Pass(u64),
     /// The node's settings change.
     Set(u64),
+    /// One of the packets that the fuzzer begins with.
+    Seed(u64),
 }
 
 /// A script.
@@ -91,41 +95,81 @@ impl Script {
             .map(|_| {
                 let number = dice.roll();
                 match dice.below(100) {
-                    0..27 => Op::Begin(number),
-                    27..57 => Op::GoOn(number),
-                    57..75 => Op::Follow(number),
-                    75..81 => Op::Error(number),
-                    81..84 => Op::Fragments(number),
-                    84..91 => Op::Change(number),
-                    91..98 => Op::Pass(number),
-                    _ => Op::Set(number),
+                    0..25 => Op::Begin(number),
+                    25..55 => Op::GoOn(number),
+                    55..73 => Op::Follow(number),
+                    73..79 => Op::Error(number),
+                    79..82 => Op::Fragments(number),
+                    82..91 => Op::Change(number),
+                    91..97 => Op::Pass(number),
+                    97 => Op::Set(number),
+                    _ => Op::Seed(number),
                 }
             })
             .collect();
         Self { ops, mangled }
     }
 
-    /// Plays the script to its end, and compares everything then. Says each step where it is asked to.
-    pub fn play(&self, mut say: impl FnMut(String)) -> Result<()> {
+    /// A script of a seed that is mostly broken packets.
+    pub fn of_noise(seed: u64, length: usize) -> Self {
+        let mut script = Self::of(seed, length, 1);
+        let mut dice = Dice::new(!seed);
+        for op in &mut script.ops {
+            let rare = matches!(op, Op::Change(_) | Op::Pass(_) | Op::Set(_) | Op::Follow(_));
+            if !rare || !dice.once_in(8) {
+                let number = dice.roll();
+                *op = match dice.below(4) {
+                    0 => Op::Begin(number),
+                    1 => Op::GoOn(number),
+                    2 => Op::Error(number),
+                    _ => Op::Seed(number),
+                };
+            }
+        }
+        script
+    }
+
+    /// Plays the script to its end, and compares everything then; returns what was counted.
+    ///
+    /// # Errors
+    /// A [`super::Difference`], or what the kernel refused.
+    pub fn play(&self) -> Result<Counts> {
+        self.tell(None)
+    }
+
+    /// Plays the script and says each step.
+    ///
+    /// # Errors
+    /// As [`Self::play`].
+    pub fn tell(&self, mut say: Option<&mut dyn FnMut(String)>) -> Result<Counts> {
         let mut duel = Duel::enter()?;
         let towns = Town::found(&mut duel)?;
         let mut play = Play {
             duel,
+            seeds: fuzz::seeds(&towns),
             towns,
             last: None,
             mangled: self.mangled,
+            said: say.is_some().then(String::new),
         };
         for (i, op) in self.ops.iter().enumerate() {
-            let said = play.step(*op)?;
-            say(format!("{i:4} {said}"));
-            if i % 16 == 0 {
+            let done = play.step(*op);
+            if let (Some(say), Some(said)) = (&mut say, &mut play.said) {
+                say(format!("{i:4}{said}"));
+                said.clear();
+            }
+            done?;
+            if i % 32 == 0 {
                 play.duel.compare_counters()?;
             }
         }
         play.duel.compare_all()?;
-        Ok(())
+        Ok(std::mem::take(&mut play.duel.model.counts))
     }
 }
+
+/// How often each hook has done what.
+pub type Counts = std::collections::BTreeMap<(u32, u32), u64>;
 
 struct Play {
     duel: Duel,
@@ -133,10 +177,14 @@ struct Play {
     /// The packet that came out last, and where.
     last: Option<(Hook, Vec<u8>)>,
     mangled: usize,
+    /// The packets that the fuzzer begins with.
+    seeds: Vec<Vec<u8>>,
+    /// What the step did, where somebody wants to know.
+    said: Option<String>,
 }
 
 impl Play {
-    fn step(&mut self, op: Op) -> Result<String> {
+    fn step(&mut self, op: Op) -> Result<()> {
         match op {
             Op::Begin(n) => self.begin(&mut Dice::new(n)),
             Op::GoOn(n) => self.go_on(&mut Dice::new(n)),
@@ -144,30 +192,54 @@ impl Play {
             Op::Error(n) => self.error(&mut Dice::new(n)),
             Op::Fragments(n) => self.fragments(&mut Dice::new(n)),
             Op::Change(n) => self.change(&mut Dice::new(n)),
-            Op::Pass(n) => Ok(self.pass(&mut Dice::new(n))),
-            Op::Set(n) => Ok(self.set(&mut Dice::new(n))),
+            Op::Pass(n) => {
+                self.pass(&mut Dice::new(n));
+                Ok(())
+            }
+            Op::Set(n) => {
+                self.set(&mut Dice::new(n));
+                Ok(())
+            }
+            Op::Seed(n) => self.seed(&mut Dice::new(n)),
         }
     }
 
-    fn run(&mut self, dice: &mut Dice, hook: Hook, device: Device, mut bytes: Vec<u8>) -> Result<String> {
+    fn say(&mut self, what: impl FnOnce() -> String) {
+        if let Some(said) = &mut self.said {
+            said.push(' ');
+            said.push_str(&what());
+        }
+    }
+
+    /// One of the fuzzer's packets, at some hook.
+    fn seed(&mut self, dice: &mut Dice) -> Result<()> {
+        let mut bytes = dice.pick(&self.seeds).clone();
+        if dice.once_in(4) {
+            let other = dice.pick(&self.seeds);
+            splice(dice, &mut bytes, other);
+        }
+        let (hook, device) = (*dice.pick(&Hook::ALL), *dice.pick(&Device::ALL));
+        self.run(dice, hook, device, bytes)
+    }
+
+    fn run(&mut self, dice: &mut Dice, hook: Hook, device: Device, mut bytes: Vec<u8>) -> Result<()> {
         if self.mangled != 0 && dice.once_in(self.mangled) {
             mangle(dice, &mut bytes);
         }
-        let told = tell(&bytes, false);
+        self.say(|| format!("{hook:?} {device:?} {}", tell(&bytes, false)));
         match self.duel.step(hook, device, &bytes) {
             Ok((verdict, out)) => {
-                let said = format!("{hook:?} {device:?} {told} -> {verdict:?} {}", tell(&out, false));
+                self.say(|| format!("-> {verdict:?} {}", tell(&out, false)));
                 self.last = Some((hook, out));
-                Ok(said)
+                Ok(())
             }
-            Err(error) if is_refused(&error) => {
-                Ok(format!("{hook:?} {device:?} {told}: the kernel takes no such packet"))
-            }
+            // The kernel itself takes no such packet: it is too short.
+            Err(error) if is_refused(&error) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    fn begin(&mut self, dice: &mut Dice) -> Result<String> {
+    fn begin(&mut self, dice: &mut Dice) -> Result<()> {
         let town = dice.pick(&self.towns).clone();
         let (mut end, proto) = *dice.pick(&town.frontends);
         if dice.once_in(12) {
@@ -222,9 +294,9 @@ impl Play {
         }
     }
 
-    fn go_on(&mut self, dice: &mut Dice) -> Result<String> {
+    fn go_on(&mut self, dice: &mut Dice) -> Result<()> {
         let Some(flow) = self.flow(dice) else {
-            return Ok("no flow goes on".to_owned());
+            return Ok(());
         };
         let (hook, from, to) = Self::place(dice, &flow);
         let packet = if flow.proto == UDP {
@@ -243,9 +315,9 @@ impl Play {
         self.run(dice, hook, device, packet.bytes())
     }
 
-    fn follow(&mut self, dice: &mut Dice) -> Result<String> {
+    fn follow(&mut self, dice: &mut Dice) -> Result<()> {
         let Some((hook, bytes)) = self.last.take() else {
-            return Ok("nothing came out".to_owned());
+            return Ok(());
         };
         let hook = match hook {
             _ if dice.once_in(6) => hook,
@@ -256,9 +328,9 @@ impl Play {
         self.run(dice, hook, device, bytes)
     }
 
-    fn error(&mut self, dice: &mut Dice) -> Result<String> {
+    fn error(&mut self, dice: &mut Dice) -> Result<()> {
         let Some(flow) = self.flow(dice) else {
-            return Ok("no flow has errors".to_owned());
+            return Ok(());
         };
         let (_, from, to) = Self::place(dice, &flow);
         let about = if flow.proto == UDP {
@@ -281,9 +353,9 @@ impl Play {
         self.run(dice, hook, device, message.bytes())
     }
 
-    fn fragments(&mut self, dice: &mut Dice) -> Result<String> {
+    fn fragments(&mut self, dice: &mut Dice) -> Result<()> {
         let Some(flow) = self.flow(dice) else {
-            return Ok("no flow is in fragments".to_owned());
+            return Ok(());
         };
         let (hook, from, to) = Self::place(dice, &flow);
         let mut whole = if flow.proto == UDP {
@@ -297,14 +369,13 @@ impl Play {
             parts.rotate_left(1);
         }
         let device = *dice.pick(&Device::ALL);
-        let mut said = Vec::new();
         for part in parts {
-            said.push(self.run(dice, hook, device, part.bytes())?);
+            self.run(dice, hook, device, part.bytes())?;
         }
-        Ok(said.join("\n     "))
+        Ok(())
     }
 
-    fn change(&mut self, dice: &mut Dice) -> Result<String> {
+    fn change(&mut self, dice: &mut Dice) -> Result<()> {
         let town = dice.pick(&self.towns).clone();
         let service = 1 + dice.below(SERVICES as usize) as u32;
         let i = dice.below(3) as u32;
@@ -312,8 +383,9 @@ impl Play {
         let index = self.duel.plane.index(Device::Uplink);
         let (kind, moved, half) = (dice.below(12), dice.once_in(2), dice.once_in(2));
         let mut members: Vec<(u32, u16)> = Vec::new();
+        let nobody = dice.once_in(4);
         for i in 0..3 {
-            if !dice.once_in(3) {
+            if !nobody && !dice.once_in(3) {
                 members.push((town.backend(service, i), 1 + dice.below(2) as u16));
             }
         }
@@ -390,19 +462,20 @@ impl Play {
                 }
             };
         })?;
-        Ok(said)
+        self.say(|| said);
+        Ok(())
     }
 
-    fn pass(&mut self, dice: &mut Dice) -> String {
+    fn pass(&mut self, dice: &mut Dice) {
         let milliseconds = *dice.pick(&[
             500, 1_500, 1_500, 5_000, 29_000, 31_000, 59_000, 61_000, 121_000, 181_000, 3_601_000, 86_401_000,
         ]);
         self.duel
             .set(|settings| settings.clock_offset_ns += milliseconds * 1_000_000);
-        format!("{milliseconds} ms pass")
+        self.say(|| format!("{milliseconds} ms pass"));
     }
 
-    fn set(&mut self, dice: &mut Dice) -> String {
+    fn set(&mut self, dice: &mut Dice) {
         let (first, last) = *dice.pick(&[
             (20_000, 20_000),
             (20_000, 20_001),
@@ -415,7 +488,7 @@ impl Play {
             (settings.first_port, settings.last_port) = (first, last);
             settings.flow_slots = slots;
         });
-        format!("ports {first}..={last}, {slots} slots")
+        self.say(|| format!("ports {first}..={last}, {slots} slots"));
     }
 }
 
@@ -476,50 +549,33 @@ fn dress(dice: &mut Dice, mut packet: Packet) -> Packet {
     packet
 }
 
-/// Breaks a packet somehow.
-pub(super) fn mangle(dice: &mut Dice, bytes: &mut Vec<u8>) {
-    for _ in 0..=dice.below(3) {
-        if bytes.len() <= wire::ETHERNET {
-            return;
-        }
-        let at = dice.below(bytes.len());
-        match dice.below(8) {
-            0 => bytes[at] ^= 1 << dice.below(8),
-            1 => bytes[at] = *dice.pick(&[0, 1, 4, 5, 6, 0x40, 0x45, 0x60, 0x7f, 0x80, 0xff]),
-            2 => bytes.truncate(at.max(wire::ETHERNET)),
-            3 => {
-                let more = dice.below(40);
-                bytes.resize(bytes.len() + more, dice.roll() as u8);
-            }
-            4 => {
-                // One part of it over another.
-                let from = dice.below(bytes.len());
-                let length = (1 + dice.below(24)).min(bytes.len() - from.max(at));
-                bytes.copy_within(from..from + length, at);
-            }
-            5 => {
-                // A field of its headers gets a value at an edge.
-                let field = *dice.pick(&[12usize, 14, 15, 16, 18, 20, 21, 23, 24, 34, 38, 46, 47, 54, 58]);
-                if let Some(byte) = bytes.get_mut(field) {
-                    let edge = [0u8, 1, 2, 6, 17, 44, 58, 60, 0x1f, 0x20, 0x45, 0x4f, 0x60, 0xff];
-                    *byte = *dice.pick(&edge);
-                }
-            }
-            6 => {
-                let length = dice.below(9);
-                let new: Vec<u8> = (0..length).map(|_| dice.roll() as u8).collect();
-                bytes.splice(at..at, new);
-            }
-            _ => {
-                let end = (at + dice.below(9)).min(bytes.len());
-                bytes.drain(at.max(wire::ETHERNET).min(end)..end);
-            }
-        }
-    }
+/// Plays the script of a seed; where it fails, the error tells the shortest script that still does.
+///
+/// # Errors
+/// Where programs and model differ.
+pub fn play(seed: u64, script: &Script) -> Result<Counts> {
+    let first = match script.play() {
+        Ok(counts) => return Ok(counts),
+        Err(error) => error,
+    };
+    let least = minimise(script, |script| script.play().is_err());
+    let mut told = String::new();
+    let mut say = |said: String| {
+        told.push_str(&said);
+        told.push('\n');
+    };
+    let again = least.tell(Some(&mut say)).err();
+    // What depends on time may not fail twice.
+    let why = again.unwrap_or(first);
+    bail!(
+        "seed {seed}, {} of {} steps:\n{told}{why:#}",
+        least.ops.len(),
+        script.ops.len()
+    )
 }
 
 /// The fewest steps of a script that still fail, found by leaving out ever smaller parts of it.
-pub fn minimise(script: &Script, fails: impl Fn(&Script) -> bool) -> Script {
+fn minimise(script: &Script, fails: impl Fn(&Script) -> bool) -> Script {
     let mut least = script.clone();
     let mut part = least.ops.len().div_ceil(2);
     loop {
@@ -542,5 +598,3 @@ pub fn minimise(script: &Script, fails: impl Fn(&Script) -> bool) -> Script {
         }
     }
 }
-
-const _: () = assert!(TCP != UDP);

@@ -21,12 +21,12 @@ impl Model {
         if flow.serial() != lead.serial || flow.state() < state::LIVE {
             return None;
         }
-        self.touched.insert(lead.slot);
+        self.touch(lead.slot);
         Some((lead, flow))
     }
 
     pub(super) fn flow_mut(&mut self, slot: u32) -> &mut Flow {
-        self.touched.insert(slot);
+        self.touch(slot);
         &mut self.flows[slot as usize]
     }
 
@@ -134,8 +134,8 @@ impl Model {
         for _ in 0..HAND_STEPS {
             let slot = (self.hand % slots) as u32;
             self.hand += 1;
+            self.touch(slot);
             let flow = &self.flows[slot as usize];
-            self.touched.insert(slot);
             if flow.state() == state::FREE {
                 found = Some((slot, None));
                 break;

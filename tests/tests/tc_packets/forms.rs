@@ -1,5 +1,7 @@
 //! Forms of packets: tags, options, extension headers, no link header, padding, and what is cut off anywhere.
 
+use std::net::{IpAddr, SocketAddr};
+
 use anyhow::Result;
 use lb_common::{
     abi::{TCP, UDP},
@@ -24,6 +26,7 @@ pub(crate) const CASES: &[(&str, Body)] = &[
     ("a_packet_that_is_cut_off_is_read_no_further_than_it_goes", cut),
     ("what_is_neither_tcp_nor_udp_over_ip_passes_untouched", foreign),
     ("headers_that_contradict_themselves_are_malformed", contradictions),
+    ("mapped_addresses_on_the_wire_are_nobodys", mapped),
 ];
 
 fn vlans(dial: Dial) -> Result<()> {
@@ -107,7 +110,7 @@ fn too_many(dial: Dial) -> Result<()> {
 
 /// An address that a test-run takes for a packet of the family without a link header: it believes that the packet has one, and
 /// reads the protocol from where the source address lies.
-fn readable(dial: Dial, n: u8) -> std::net::IpAddr {
+fn readable(dial: Dial, n: u8) -> IpAddr {
     match dial {
         Dial::V6 => std::net::Ipv6Addr::new(0x2001, 0xdb8, 0x86dd, 0, 0, 0, 0, u16::from(n)).into(),
         _ => std::net::Ipv4Addr::new(8, 0, 7, n).into(),
@@ -320,5 +323,24 @@ fn contradictions(dial: Dial) -> Result<()> {
             s.run(hook, Device::Uplink, &bytes).untouched(&[MALFORMED]);
         }
     }
+    Ok(())
+}
+
+fn mapped(dial: Dial) -> Result<()> {
+    if dial != Dial::V4 {
+        return Ok(());
+    }
+    let mut s = Scene::new(dial)?;
+    let web = s.serve(1, TCP, 1)?;
+    // An IPv6 packet whose addresses are those that the maps hold IPv4 addresses as.
+    let of = |end: SocketAddr| match end.ip() {
+        IpAddr::V4(v4) => SocketAddr::new(v4.to_ipv6_mapped().into(), end.port()),
+        IpAddr::V6(_) => end,
+    };
+    let packet = syn(of(s.client(1)), of(web.external));
+    for hook in Hook::ALL {
+        s.run(hook, Device::Uplink, &packet.bytes()).untouched(&[MISS]);
+    }
+    assert!(s.plane.tuples()?.is_empty());
     Ok(())
 }
