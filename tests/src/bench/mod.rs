@@ -7,6 +7,7 @@ mod connect;
 pub mod detector;
 mod dial;
 mod memory;
+mod outside;
 mod packets;
 mod place;
 mod population;
@@ -40,7 +41,7 @@ struct Args {
     /// Write what was measured to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure these parts alone: connect, program, packets, records, sync, selection, memory, detector
+    /// Measure these parts alone: connect, program, packets, outside, records, sync, selection, memory, detector
     #[arg(long, value_name = "PART,..", value_delimiter = ',')]
     only: Vec<String>,
     /// Days of fair services that the detectors are tried on
@@ -51,10 +52,11 @@ struct Args {
 /// A part of the bench.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 9] = [
     ("connect", connect::measure),
     ("program", program::measure),
     ("packets", packets::measure),
+    ("outside", outside::measure),
     ("records", records::measure),
     ("sync", sync::measure),
     ("selection", selection::measure),

@@ -1,4 +1,4 @@
-//! The command line of the lab: `evenkeel-lab up|exec|down|run`.
+//! The command line of the lab: `evenkeel-lab up|exec|down|run|soak`.
 
 use std::{fs, io::Write as _, path::PathBuf, process::ExitCode};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use lb_user::lab::mounts::BpfFs;
 
-use super::{report, standing};
+use super::{report, soak, standing};
 use crate::interrupt;
 
 /// A cluster of three nodes in network namespaces
@@ -40,6 +40,14 @@ enum Verb {
         #[arg(value_name = "ROW")]
         rows: Vec<String>,
     },
+    /// Reuse tuples at scale, and scan the flow table under load
+    Soak {
+        #[command(flatten)]
+        options: soak::Options,
+        /// Write an entry for each row and family to this file, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
     /// Hold the lab that `up` builds
     #[command(name = standing::HOLD, hide = true)]
     Hold,
@@ -65,15 +73,17 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Exec { place, command } => standing::exec(&place, &command)?,
         Verb::Down => standing::down()?,
         Verb::Hold => standing::hold()?,
-        Verb::Run { json, rows } => return run_cases(json, &rows),
+        Verb::Run { json, rows } => return conclude(json, || report::run(&rows)),
+        Verb::Soak { options, json } => return conclude(json, || soak::run(&options)),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn run_cases(json: Option<PathBuf>, rows: &[String]) -> Result<ExitCode> {
+/// Lets outcomes come about, and tells them.
+fn conclude(json: Option<PathBuf>, work: impl FnOnce() -> Result<Vec<report::Outcome>>) -> Result<ExitCode> {
     interrupt::catch()?;
     let _mounts = BpfFs::enter_private()?;
-    let outcomes = report::run(rows)?;
+    let outcomes = work()?;
     if let Some(file) = json {
         let text = serde_json::to_string_pretty(&report::to_json(&outcomes))?;
         fs::write(&file, text + "\n").with_context(|| format!("write {}", file.display()))?;

@@ -13,6 +13,7 @@ pub mod pod;
 pub mod report;
 pub mod serve;
 pub mod service;
+pub mod soak;
 pub mod standing;
 pub mod state;
 pub mod topology;
@@ -33,7 +34,7 @@ use tokio::runtime::Runtime;
 
 use self::{
     dial::Dialer,
-    node::LabNode,
+    node::{LabNode, Sizes},
     plan::Family,
     pod::{Joint, Pod},
     serve::Serving,
@@ -74,6 +75,14 @@ impl Lab {
     /// # Errors
     /// The kernel's, or where the process may not.
     pub fn new() -> Result<Self> {
+        Self::with(Sizes::SMALL)
+    }
+
+    /// As [`Self::new`], with agents' tables of other sizes.
+    ///
+    /// # Errors
+    /// The kernel's, or where the process may not.
+    pub fn with(sizes: Sizes) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -87,7 +96,7 @@ impl Lab {
         let nodes: Vec<LabNode> = (1..=plan::NODES)
             .map(|n| {
                 let netns = wires.node(n).clone();
-                LabNode::new(n, netns, folder.path(), manifests.path(), &agent_flags(n))
+                LabNode::new(n, netns, folder.path(), manifests.path(), &agent_flags(n), sizes)
             })
             .collect::<Result<_>>()?;
         let make = |node: u8, n: u8, joint| -> Result<Pod> {

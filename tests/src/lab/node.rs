@@ -18,17 +18,25 @@ use crate::agent::{Agent, METRICS, binary};
 
 const BPFFS: &str = "/sys/fs/bpf";
 
-/// What every agent of the lab is told besides where it is: tables as small as the lab is.
-const SIZES: [&str; 8] = [
-    "--max-flows",
-    "16384",
-    "--max-frontends",
-    "4096",
-    "--max-backends",
-    "4096",
-    "--max-sockets",
-    "4096",
-];
+/// How large the agents' tables are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Frontends, and sockets of each kind.
+    pub frontends: u32,
+    /// Backends.
+    pub backends: u32,
+    /// Flows of packets.
+    pub flows: u32,
+}
+
+impl Sizes {
+    /// As small as the lab: three agents share a guest's memory.
+    pub const SMALL: Self = Self {
+        frontends: 4_096,
+        backends: 4_096,
+        flows: 16_384,
+    };
+}
 
 /// One node.
 #[derive(Debug)]
@@ -45,6 +53,7 @@ pub struct LabNode {
     pin_name: String,
     /// Further flags of its agent.
     flags: Vec<String>,
+    sizes: Sizes,
     /// How far its flow clock is ahead, in seconds.
     pub(super) ahead: AtomicU64,
 }
@@ -54,7 +63,14 @@ impl LabNode {
     ///
     /// # Errors
     /// Where the cgroup or a folder cannot be made.
-    pub fn new(number: u8, netns: Netns, folder: &Path, manifests: &Path, flags: &[String]) -> Result<Self> {
+    pub fn new(
+        number: u8,
+        netns: Netns,
+        folder: &Path,
+        manifests: &Path,
+        flags: &[String],
+        sizes: Sizes,
+    ) -> Result<Self> {
         let own = folder.join(format!("node{number}"));
         fs::create_dir_all(&own).with_context(|| format!("make {}", own.display()))?;
         Ok(Self {
@@ -66,6 +82,7 @@ impl LabNode {
             manifests: manifests.to_owned(),
             pin_name: format!("lab{}-node{number}", process::id()),
             flags: flags.to_vec(),
+            sizes,
             ahead: AtomicU64::new(0),
         })
     }
@@ -149,7 +166,10 @@ impl LabNode {
             .args(["--bpffs", BPFFS, "--pin-name", &self.pin_name])
             .args(["--node-name", &self.name()])
             .args(["--metrics-address", &METRICS.to_string()])
-            .args(SIZES)
+            .args(["--max-frontends", &self.sizes.frontends.to_string()])
+            .args(["--max-backends", &self.sizes.backends.to_string()])
+            .args(["--max-sockets", &self.sizes.frontends.to_string()])
+            .args(["--max-flows", &self.sizes.flows.to_string()])
             .args(&self.flags)
             .args(flags);
         for family in Family::ALL {

@@ -28,6 +28,21 @@ pub struct Outcome {
     pub result: Result<String, String>,
 }
 
+impl Outcome {
+    /// Says in a line how it went.
+    pub(super) fn tell(&self, began: Instant) {
+        let word = if self.result.is_ok() { "pass" } else { "FAIL" };
+        let (Ok(detail) | Err(detail)) = &self.result;
+        say(&format!(
+            "{word}  {:<4} {}  {} ({:.1} s): {detail}",
+            self.row,
+            self.family,
+            self.name.replace('_', " "),
+            began.elapsed().as_secs_f64()
+        ));
+    }
+}
+
 /// Runs the cases of these rows, or all, one after another.
 ///
 /// # Errors
@@ -55,22 +70,14 @@ pub fn run(rows: &[String]) -> Result<Vec<Outcome>> {
                 say(&lab.logs(6));
                 format!("{error:#}")
             });
-            let word = if result.is_ok() { "pass" } else { "FAIL" };
-            let detail = match &result {
-                Ok(detail) | Err(detail) => detail,
-            };
-            say(&format!(
-                "{word}  {:<4} {family}  {} ({:.1} s): {detail}",
-                case.row,
-                case.name.replace('_', " "),
-                began.elapsed().as_secs_f64()
-            ));
-            outcomes.push(Outcome {
+            let outcome = Outcome {
                 row: case.row,
                 name: case.name,
                 family,
                 result,
-            });
+            };
+            outcome.tell(began);
+            outcomes.push(outcome);
         }
     }
     Ok(outcomes)
@@ -155,7 +162,8 @@ fn summed(outcomes: &[Outcome]) -> BTreeMap<(usize, Family), Entry> {
     entries
 }
 
-fn say(line: &str) {
+/// Writes a line of progress.
+pub(super) fn say(line: &str) {
     // Nobody to read it is no reason to stop.
     let _ = writeln!(io::stdout(), "{line}");
 }

@@ -30,6 +30,8 @@ pub struct Service<'l> {
     /// Its name.
     pub name: String,
     number: u8,
+    /// The pods' TCP port.
+    target: u16,
     /// Its `spec`, to be changed at will before [`Self::apply`].
     pub spec: Value,
     /// Its `status`, likewise.
@@ -49,6 +51,7 @@ impl<'l> Service<'l> {
             family,
             name: format!("s{number}"),
             number,
+            target: TARGET,
             spec: json!({
                 "type": "NodePort",
                 "clusterIP": address,
@@ -77,6 +80,14 @@ impl<'l> Service<'l> {
         let mut changed = self.with("type", "LoadBalancer");
         changed.status = json!({"loadBalancer": {"ingress": [{"ip": changed.routed_ip(), "ipMode": ip_mode}]}});
         changed
+    }
+
+    /// Leads TCP to another port of the pods.
+    #[must_use]
+    pub fn to_port(mut self, target: u16) -> Self {
+        self.target = target;
+        self.spec["ports"][0]["targetPort"] = target.into();
+        self
     }
 
     /// Its cluster address.
@@ -141,7 +152,7 @@ impl<'l> Service<'l> {
         let mut slice = objects::slice(&format!("{}-{}", self.name, self.family), &self.name, endpoints);
         slice["addressType"] = self.family.kubernetes_name().into();
         slice["ports"] = json!([
-            {"name": "tcp", "protocol": "TCP", "port": TARGET},
+            {"name": "tcp", "protocol": "TCP", "port": self.target},
             {"name": "udp", "protocol": "UDP", "port": TARGET},
             {"name": "df", "protocol": "UDP", "port": TARGET_DF},
         ]);
