@@ -5,8 +5,8 @@
 //! where the serial numbers differ, the slot has another flow by now and the tuple means nothing.
 //!
 //! Slots are given out by a hand that goes round the array: what it points at is taken if its flow has expired, or, where
-//! the hand meets none of those, if it was never answered. So there is no clean-up that anybody could race with, nothing
-//! to do while the agent is away, and no flow that both sides use is ever given up for another.
+//! the hand meets none of those, if it has ended or was never settled. So there is no clean-up that anybody could race with,
+//! nothing to do while the agent is away, and no flow that both sides use is ever given up for another.
 //!
 //! The decisions are pure functions here; the kernel programs, the model that they are compared with and the agent share them.
 
@@ -14,6 +14,7 @@ use crate::{
     abi::{TCP, UDP, shared_layout},
     addr::{Addr, Port},
     event::{outcome, tcp_flag},
+    hash,
 };
 
 /// Two ends of a packet in a fixed order, whichever of them sent it.
@@ -168,8 +169,8 @@ pub struct Flow {
     pub client_sent: u8,
     /// What the backend has sent: bits of [`sent`]; written by programs that see the backend's packets.
     pub backend_sent: u8,
-    /// Always 0.
-    pub pad: u32,
+    /// 1 while or after somebody gives the flow a source, changed by compare-and-swap.
+    pub claim: u32,
 }
 shared_layout!(Flow, size 128, align 8);
 
@@ -203,8 +204,10 @@ pub mod sent {
     pub const ANY: u8 = 1 << 0;
     /// TCP: a FIN.
     pub const FIN: u8 = 1 << 1;
-    /// TCP: an RST.
+    /// TCP: an RST, and nothing since.
     pub const RST: u8 = 1 << 2;
+    /// Of the client: something after the backend's first answer. Only then is it known that the client hears the backend.
+    pub const AGAIN: u8 = 1 << 3;
 }
 
 /// Serial numbers take 30 bits.
@@ -228,15 +231,17 @@ pub const HALF_CLOSED_NS: u64 = 3_600 * SECOND;
 pub const CLOSED_NS: u64 = 60 * SECOND;
 /// One that was never answered: as long as a SYN is commonly repeated.
 pub const UNANSWERED_NS: u64 = 60 * SECOND;
-/// A UDP flow that was answered.
+/// A UDP flow whose client went on after an answer.
 pub const DATAGRAM_NS: u64 = 180 * SECOND;
-/// A UDP flow that was not.
-pub const DATAGRAM_UNANSWERED_NS: u64 = 30 * SECOND;
-/// What was never answered may give way to another after this time, where no slot is free.
+/// Any other: a question, or a question and its answer.
+pub const DATAGRAM_ONCE_NS: u64 = 30 * SECOND;
+/// What has ended, or was never settled, may give way to another after this time, where no slot is free.
 pub const EVICTABLE_NS: u64 = SECOND;
 
 /// Slots that are looked at for a new flow before it is refused.
-pub const HAND_STEPS: u32 = 32;
+pub const LOOKS: u32 = 32;
+/// Of these, so many lie in a row, where the hand points; the others lie scattered, for flows that last may fill a long row.
+pub const LOOKS_IN_A_ROW: u32 = 8;
 /// Ports that are tried for the node's own source before a flow is refused.
 pub const PORT_TRIES: u32 = 16;
 
@@ -288,6 +293,13 @@ impl Flow {
         self.backend_sent & sent::ANY != 0
     }
 
+    /// Whether the client has gone on after the backend's first answer. A handshake that stops there, or a question that was
+    /// answered, proves nothing: anybody can send one in another's name.
+    #[inline(always)]
+    pub const fn is_settled(&self) -> bool {
+        self.client_sent & sent::AGAIN != 0
+    }
+
     /// Whether no more data is to come: reset, or closed by both.
     #[inline(always)]
     pub const fn is_closed(&self) -> bool {
@@ -298,14 +310,10 @@ impl Flow {
     #[inline(always)]
     pub const fn idle_limit_ns(&self) -> u64 {
         if self.proto == UDP {
-            if self.is_answered() {
-                DATAGRAM_NS
-            } else {
-                DATAGRAM_UNANSWERED_NS
-            }
+            if self.is_settled() { DATAGRAM_NS } else { DATAGRAM_ONCE_NS }
         } else if self.is_closed() {
             CLOSED_NS
-        } else if !self.is_answered() {
+        } else if !self.is_settled() {
             UNANSWERED_NS
         } else if (self.client_sent | self.backend_sent) & sent::FIN != 0 {
             HALF_CLOSED_NS
@@ -320,16 +328,22 @@ impl Flow {
         self.idle_ns(now_ns) > self.idle_limit_ns()
     }
 
-    /// Whether its slot may be given to another where no other is free: it has ended, or was never answered.
+    /// Whether its slot and its source port may be given to another where no other is free: it has ended, or was never settled.
     #[inline(always)]
     pub const fn is_evictable(&self, now_ns: u64) -> bool {
-        (self.is_closed() || !self.is_answered()) && self.idle_ns(now_ns) > EVICTABLE_NS
+        (self.is_closed() || !self.is_settled()) && self.idle_ns(now_ns) > EVICTABLE_NS
     }
 
     /// How long no packet was seen. A clock that has gone back since gives 0.
     #[inline(always)]
     pub const fn idle_ns(&self, now_ns: u64) -> u64 {
         now_ns.saturating_sub(self.seen_ns)
+    }
+
+    /// Whether the connection is open, as far as anybody can tell: a SYN on it is a mistake or a forgery, and its backend will say so.
+    #[inline(always)]
+    pub const fn is_open(&self) -> bool {
+        self.is_settled() && (self.client_sent | self.backend_sent) & (sent::FIN | sent::RST) == 0
     }
 
     /// Whether a SYN is the repetition of the one that began this flow, and may go where that went: nothing has answered yet,
@@ -345,7 +359,10 @@ impl Flow {
     #[inline(always)]
     pub const fn note_client(&mut self, tcp_flags: u8) -> Event {
         let before = self.client_sent;
-        let after = before | sent::ANY | bits(self.proto, tcp_flags);
+        let mut after = sent_after(before, self.proto, tcp_flags);
+        if self.is_answered() && !(self.proto == TCP && is_syn(tcp_flags)) {
+            after |= sent::AGAIN;
+        }
         if after == before {
             return Event::Nothing;
         }
@@ -365,17 +382,22 @@ impl Flow {
     #[inline(always)]
     pub const fn note_backend(&mut self, tcp_flags: u8, now_ns: u64) -> Event {
         let before = self.backend_sent;
-        let after = before | sent::ANY | bits(self.proto, tcp_flags);
+        let was_answered = self.is_answered();
+        let is_resumed = self.flags & flag::RESUMED != 0;
+        // What answers a SYN otherwise is a backend that remembers another connection on these ports.
+        if self.proto == TCP && !was_answered && !is_resumed && !is_answer(tcp_flags) {
+            return Event::Nothing;
+        }
+        let after = sent_after(before, self.proto, tcp_flags);
         if after == before {
             return Event::Nothing;
         }
         let was_closed = self.is_closed();
-        let was_answered = self.is_answered();
         self.backend_sent = after;
         if was_closed {
             return Event::Nothing;
         }
-        if !was_answered {
+        if !was_answered && !is_resumed {
             if self.proto == TCP && tcp_flags & tcp_flag::RST != 0 {
                 return Event::Ended(outcome::REFUSED);
             }
@@ -403,19 +425,35 @@ impl Flow {
     }
 }
 
+/// What an end has sent after a packet: whoever sends on after an RST has not sent it, somebody else has.
 #[inline(always)]
-const fn bits(proto: u8, tcp_flags: u8) -> u8 {
+const fn sent_after(before: u8, proto: u8, tcp_flags: u8) -> u8 {
+    let mut after = before | sent::ANY;
     if proto != TCP {
-        return 0;
+        return after;
     }
-    let mut bits = 0;
     if tcp_flags & tcp_flag::FIN != 0 {
-        bits |= sent::FIN;
+        after |= sent::FIN;
     }
     if tcp_flags & tcp_flag::RST != 0 {
-        bits |= sent::RST;
+        after | sent::RST
+    } else {
+        after & !sent::RST
     }
-    bits
+}
+
+/// Whether a TCP packet answers a SYN: SYN and ACK, or RST.
+#[inline(always)]
+const fn is_answer(tcp_flags: u8) -> bool {
+    let both = tcp_flag::SYN | tcp_flag::ACK;
+    tcp_flags & both == both || tcp_flags & tcp_flag::RST != 0
+}
+
+/// The slot that is looked at for a new flow: `turn` is how often slots were looked at before, ever.
+#[inline(always)]
+pub const fn slot_at(turn: u64, look: u32, slots: u32) -> u32 {
+    let at = if look < LOOKS_IN_A_ROW { turn } else { hash::mix(turn) };
+    (at % slots as u64) as u32
 }
 
 /// Whether a TCP packet begins a connection: SYN, and neither ACK nor RST.

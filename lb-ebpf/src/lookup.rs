@@ -155,17 +155,22 @@ pub fn choose_for_socket(ctx: &SockAddrContext, frontend: &Frontend, cookie: u64
         AffinityKey::inside(0, 0)
     };
     let hash = select::socket_hash(cookie, frontend.set_id);
-    choose(
+    let chosen = choose(
         word(frontend.set_id),
         frontend.set_id,
         frontend.affinity_seconds,
         &client,
         hash,
         by,
-    )
+    )?;
+    if frontend.affinity_seconds != 0 && chosen.entry != NO_ENTRY {
+        remember(&client, chosen.id);
+    }
+    Some(chosen)
 }
 
 /// Chooses a backend of a set for whoever `client` is, if the set has affinity, and `hash` says; `None` if nothing is usable.
+/// What was chosen by hash (it has an entry then) is remembered by who accepts it.
 #[inline(always)]
 pub fn choose(
     word: SetWord,
@@ -183,18 +188,20 @@ pub fn choose(
     if sticky && let Some(chosen) = remembered(client, set_id, affinity_seconds) {
         return Some(chosen);
     }
-    let chosen = fresh(word, header, hash, by)?;
-    if sticky {
-        let memory = Affinity {
-            backend_id: chosen.id,
-            pad: 0,
-            last_ns: ctx::now(),
-        };
-        // A full map evicts its oldest client; an insert can fail only for want of memory, and then affinity is lost
-        // for this client until the next connect.
-        let _ = AFFINITY.insert(client, &memory, 0);
-    }
-    Some(chosen)
+    fresh(word, header, hash, by)
+}
+
+/// Remembers which backend a client meets.
+#[inline(always)]
+pub fn remember(client: &AffinityKey, backend_id: u32) {
+    let memory = Affinity {
+        backend_id,
+        pad: 0,
+        last_ns: ctx::now(),
+    };
+    // A full map evicts its oldest client; an insert can fail only for want of memory, and then affinity is lost
+    // for this client until the next connect.
+    let _ = AFFINITY.insert(client, &memory, 0);
 }
 
 /// The backend that the client met last, if its memory holds and the backend is still a usable member of the set.

@@ -109,8 +109,10 @@ pub extern "C" fn begin(skb: *mut __sk_buff, why: u32) -> i32 {
 const NOBODY: u64 = 0;
 /// No backend: the client talks to each that was tried already.
 const COLLISION: u64 = u64::MAX;
+/// The flow of this very client and frontend is there, its first tuple is not: in the low half its slot.
+const ADOPTED: u64 = 1 << 63;
 
-/// Chooses a backend: its id in the low half, its list entry in the high one.
+/// Chooses a backend: its id in the low half, its list entry in the high one; or one of the words above.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn choose(set_id: u32, affinity_seconds: u32) -> u64 {
@@ -120,19 +122,32 @@ extern "C" fn choose(set_id: u32, affinity_seconds: u32) -> u64 {
     let word = lookup::word(set_id);
     let client = AffinityKey::outside(packet.src, set_id);
     let mut hash = select::packet_hash(packet.src, packet.src_port, packet.dst, packet.dst_port, packet.proto);
+    // What the client remembers is asked once: whoever is met there already is met by no other way.
+    let mut seconds = affinity_seconds;
     let mut tries = 0;
     while tries < TRIES {
         tries += 1;
-        let Some(chosen) = lookup::choose(word, set_id, affinity_seconds, &client, hash, By::Hash) else {
+        let Some(chosen) = lookup::choose(word, set_id, seconds, &client, hash, By::Hash) else {
             return NOBODY;
         };
-        if is_taken(chosen.id) == 0 {
-            return (chosen.entry as u64) << 32 | chosen.id as u64;
+        let holder = holder(chosen.id);
+        if holder == FREE {
+            if affinity_seconds != 0 && chosen.entry != NO_ENTRY {
+                lookup::remember(&client, chosen.id);
+            }
+            return (chosen.entry as u64 & LIST_MASK) << 32 | chosen.id as u64;
         }
+        if holder != TAKEN {
+            return ADOPTED | holder as u64;
+        }
+        seconds = 0;
         hash = hash::mix(hash);
     }
     COLLISION
 }
+
+/// List entries take 24 bits; [`NO_ENTRY`] has more, and stays apart from all of them.
+const LIST_MASK: u64 = 0x7fff_ffff;
 
 /// Chooses a backend, makes the flow and sends the packet on.
 #[inline(always)]
@@ -148,14 +163,20 @@ fn place(skb: *mut __sk_buff, why: u32, guest: bool) -> i32 {
     if chosen == COLLISION {
         return refuse::refuse(skb, action::COLLISION);
     }
+    if chosen & ADOPTED != 0 {
+        return adopt(skb, chosen as u32);
+    }
     let Some(backend) = BACKENDS.get_ptr(chosen as u32) else {
         count(hook::INGRESS, action::INCONSISTENT);
         return NEXT;
     };
     // SAFETY: a live array element.
     let (addr, port) = unsafe { (&(*backend).addr, (*backend).port) };
-    // A reset ends what nobody here knows: there is nothing to remember.
-    if packet.proto != TCP || packet.tcp_flags & tcp_flag::RST == 0 {
+    // A reset ends what nobody here knows, and what neither begins nor acknowledges belongs to nothing: there is nothing to remember.
+    if packet.proto != TCP
+        || is_syn(packet.tcp_flags)
+        || packet.tcp_flags & (tcp_flag::ACK | tcp_flag::RST) == tcp_flag::ACK
+    {
         let slot = table::take(hook::INGRESS);
         if slot == NO_SLOT {
             count(hook::INGRESS, action::FLOWS_FULL);
@@ -197,6 +218,7 @@ extern "C" fn make(slot: u32, set_id: u32, chosen: u64, why: u32, guest: u32) ->
     flow.vip_port = packet.dst_port;
     flow.backend_port = backend.port;
     flow.source_port = Port(0);
+    flow.claim = 0;
     flow.proto = packet.proto;
     let mut flags = 0;
     if guest == 0 && front.flags & frontend::flag::MASQUERADE_OUTSIDE != 0 {
@@ -210,8 +232,8 @@ extern "C" fn make(slot: u32, set_id: u32, chosen: u64, why: u32, guest: u32) ->
     }
     flow.flags = flags;
     flow.client_sent = sent::ANY;
-    // Who is in the middle of a connection has been answered, as far as anybody can tell.
-    flow.backend_sent = if resumed { sent::ANY } else { 0 };
+    // Who seems to be in the middle of a connection may be nobody: it is kept for long once both have spoken.
+    flow.backend_sent = 0;
     // A FIN must be noted as that of any other flow; a connection does not end by it.
     let _ = flow.note_client(packet.tcp_flags);
     let serial = flow.serial();
@@ -248,35 +270,63 @@ fn enter(flow: &Flow, slot: u32, serial: u32, why: u32, list_entry: u32) {
             add(&raw mut (*stats).attributed);
             add(&raw mut (*stats).outside);
         }
-        if list_entry != NO_ENTRY
-            && let Some(member) = LISTS.get_ptr_mut(list_entry)
-        {
+        if let Some(member) = LISTS.get_ptr_mut(list_entry) {
             add(&raw mut (*member).c);
         }
     }
 }
 
-/// Whether the packet's sender has a flow with a backend that goes on: another one between them could not be told from it.
+/// Nobody has a flow between the client and a backend.
+const FREE: u32 = u32::MAX;
+/// The client has a flow with a backend through another frontend, which goes on: another one between them could not be told
+/// from it.
+const TAKEN: u32 = u32::MAX - 1;
+
+/// Who has a flow between the packet's sender and a backend: [`FREE`], [`TAKEN`], or the slot of the flow that the packet is of.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn is_taken(backend_id: u32) -> u32 {
+extern "C" fn holder(backend_id: u32) -> u32 {
     let (Some(packet), Some(backend)) = (sight::packet(), BACKENDS.get_ptr(backend_id)) else {
-        return 0;
+        return FREE;
     };
     // SAFETY: a live array element.
     let (addr, port) = unsafe { (&(*backend).addr, (*backend).port.0 as u32) };
     sight::aim(&packet.src, packet.src_port.0 as u32, addr, port, packet.proto as u32);
-    let Some(key) = sight::key() else { return 0 };
+    let Some(key) = sight::key() else { return FREE };
     let entry = table::entry(key);
-    if entry.stamp == 0 {
-        return 0;
+    if entry.stamp == 0 || entry.role() != MIDDLE {
+        return FREE;
     }
     let Some(flow) = FLOWS.get_ptr(entry.slot) else {
-        return 0;
+        return FREE;
     };
     // SAFETY: a live array element.
     let flow = unsafe { &*flow };
-    (table::is_of(flow, entry) && !flow.is_closed() && !flow.is_expired(clock::tick())) as u32
+    if !table::is_of(flow, entry) || flow.is_closed() || flow.is_expired(clock::tick()) {
+        return FREE;
+    }
+    let same = flow.is_vip(&packet.dst, packet.dst_port) && flow.is_client(&packet.src, packet.src_port);
+    if same && !(packet.proto == TCP && is_syn(packet.tcp_flags)) {
+        entry.slot
+    } else if same {
+        // A SYN begins a connection of its own: its flow takes the tuple over.
+        FREE
+    } else {
+        TAKEN
+    }
+}
+
+/// Lets the first tuple of a flow lead to it again, and sends the packet on: two processors began it at once, or there was no
+/// memory for the tuple.
+#[inline(always)]
+fn adopt(skb: *mut __sk_buff, slot: u32) -> i32 {
+    let (Some(packet), Some(flow)) = (sight::packet(), FLOWS.get_ptr(slot)) else {
+        return NEXT;
+    };
+    // SAFETY: a live array element.
+    let flow = unsafe { &*flow };
+    let _ = table::lead(slot, flow.serial(), FRONT);
+    ingress::done(rewrite(skb, packet, End::Destination, &flow.backend, flow.backend_port))
 }
 
 /// What is said where a set has no usable backend.

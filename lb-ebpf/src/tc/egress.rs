@@ -2,14 +2,15 @@
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_NOEXIST},
-    helpers::bpf_get_prandom_u32,
     programs::TcContext,
 };
 use lb_common::{
     addr::{Addr, Port},
     counter::{action, hook},
     flow::{Flow, PORT_TRIES, TupleEntry, TupleKey, flag, side},
+    hash,
     packet::kind,
+    select,
 };
 
 use super::{
@@ -53,7 +54,7 @@ extern "C" fn go_out(skb: *mut __sk_buff) -> i32 {
     };
     // SAFETY: a live array element; what others write meanwhile are single fields of their own.
     let flow = unsafe { &mut *flow };
-    if !table::is_of(flow, entry) {
+    if !table::is_of(flow, entry) || flow.is_expired(clock::tick()) {
         count(hook::EGRESS, action::MISS);
         return NEXT;
     }
@@ -135,11 +136,17 @@ extern "C" fn assign(skb: *mut __sk_buff, slot: u32) -> i32 {
         count(hook::EGRESS, action::NO_SOURCE);
         return SHOT;
     }
+    // Two processors may see packets of one flow: one of them gives it a source, the other's packet comes again.
+    if !table::claim(flow) {
+        count(hook::EGRESS, action::NO_SOURCE);
+        return SHOT;
+    }
     let ours = TupleEntry::new(slot, flow.serial(), BACK);
     let ports = (last - first) as u32 + 1;
     let now = clock::now();
-    // SAFETY: the helper takes nothing.
-    let start = unsafe { bpf_get_prandom_u32() } % ports;
+    // A client that comes again from its own port gets the same one first, also where the flow was lost in between.
+    let hash = select::packet_hash(flow.client, flow.client_port, flow.vip, flow.vip_port, flow.proto);
+    let start = hash::scale((hash >> 32) as u32, ports);
     // The port whose flow ended first of those that were looked at: its backend may still remember it.
     let mut spare = Port(0);
     let mut spare_seen = u64::MAX;
@@ -189,6 +196,7 @@ extern "C" fn assign(skb: *mut __sk_buff, slot: u32) -> i32 {
             return ASSIGNED;
         }
     }
+    table::unclaim(flow);
     flow.flags |= flag::EXHAUSTED;
     count(hook::EGRESS, action::PORTS_EXHAUSTED);
     SHOT
@@ -215,7 +223,7 @@ fn given_up(key: &TupleKey, now: u64) -> u64 {
     let held = unsafe { &*held };
     if !table::is_of(held, holder) {
         0
-    } else if held.is_closed() || held.is_expired(now) {
+    } else if held.is_evictable(now) || held.is_expired(now) {
         held.seen_ns
     } else {
         u64::MAX

@@ -50,6 +50,11 @@ extern "C" fn error(skb: *mut __sk_buff, at: u32) -> i32 {
     let (Some(outside), Some(inside)) = (sight::packet(), sight::inside()) else {
         return NEXT;
     };
+    // An error goes to who sent the packet: another one is nobody's business, or a forgery.
+    if !outside.dst.same(&inside.src) {
+        count(at, action::MISS);
+        return NEXT;
+    }
     let (src_port, dst_port) = (inside.src_port.0 as u32, inside.dst_port.0 as u32);
     sight::aim(&inside.src, src_port, &inside.dst, dst_port, inside.proto as u32);
     let Some(key) = sight::key() else { return NEXT };

@@ -15,9 +15,9 @@ use super::{
     clock, errors,
     rewrite::{End, rewrite},
     sight,
-    table::{self, BACK, FRONT},
+    table::{self, BACK, FRONT, MIDDLE},
 };
-use crate::{count::count, maps::FLOWS};
+use crate::{count::count, lookup, maps::FLOWS};
 
 /// The ingress program, for interfaces whose link header has `link` bytes.
 #[inline(always)]
@@ -51,29 +51,36 @@ extern "C" fn come_in(skb: *mut __sk_buff) -> i32 {
     };
     // SAFETY: a live array element; what others write meanwhile are single fields of their own.
     let flow = unsafe { &mut *flow };
-    if !table::is_of(flow, entry) {
+    let seen = table::version_of(flow, entry);
+    if seen == 0 {
         return Why::Unknown as i32;
     }
-    if entry.role() == BACK && flow.is_backend(&packet.src, packet.src_port) {
+    let now = clock::tick();
+    let expired = flow.is_expired(now);
+    if entry.role() == BACK && !expired && flow.is_backend(&packet.src, packet.src_port) {
         return done(rewrite(skb, packet, End::Destination, &flow.client, flow.client_port));
+    }
+    if entry.role() == MIDDLE && (expired || flow.is_closed()) && is_syn(packet.tcp_flags) {
+        // The client dials the backend itself, from the port of a flow that is over: its answers are not the frontend's.
+        let _ = table::retire(hook::INGRESS, entry.slot, seen, flow.outcome_of_silence() as u32);
     }
     if entry.role() != FRONT || !flow.is_client(&packet.src, packet.src_port) {
         count(hook::INGRESS, action::MISS);
         return NEXT;
     }
-    let why = distrust(packet, flow);
-    if why != Why::Unknown {
+    let why = if expired { Why::Unknown } else { distrust(packet, flow) };
+    if expired || why != Why::Unknown {
         let result = if why == Why::Exhausted {
             outcome::NO_LOCAL_PORT
         } else {
             flow.outcome_of_silence()
         };
-        let _ = table::retire(hook::INGRESS, entry.slot, flow.version, result as u32);
+        let _ = table::retire(hook::INGRESS, entry.slot, seen, result as u32);
         return why as i32;
     }
     let event = flow.note_client(packet.tcp_flags);
     table::follow(hook::INGRESS, entry.slot, event);
-    table::see(flow, clock::tick());
+    table::see(flow, now);
     done(rewrite(skb, packet, End::Destination, &flow.backend, flow.backend_port))
 }
 
@@ -84,16 +91,24 @@ fn distrust(packet: &Packet, flow: &Flow) -> Why {
         return Why::Exhausted;
     }
     if packet.proto != TCP {
-        return if table::has_left(flow) {
+        return if table::has_left(flow) || table::has_moved(flow) {
             Why::BackendLeft
         } else {
             Why::Unknown
         };
     }
-    if !is_syn(packet.tcp_flags) || flow.repeats(packet.sequence) && table::is_usable(flow) {
+    if !is_syn(packet.tcp_flags) {
         return Why::Unknown;
     }
-    Why::Reuse
+    // A connection that is open, whose backend would be chosen again: whoever sends a SYN on it, the backend tells the client, and a
+    // forged one ends nothing.
+    let stays =
+        flow.repeats(packet.sequence) || flow.is_open() && flow.generation == lookup::word(flow.set_id).generation();
+    if stays && table::is_usable(flow) {
+        Why::Unknown
+    } else {
+        Why::Reuse
+    }
 }
 
 /// Counts a packet that was, or could not be, rewritten.

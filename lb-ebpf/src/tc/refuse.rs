@@ -58,6 +58,10 @@ fn answer(skb: *mut __sk_buff, packet: &Packet) -> bool {
     if !plain || packet.fragment != fragment::WHOLE {
         return false;
     }
+    // What claims to come from nobody, or from many, is answered by nobody (RFC 1122, 3.2.2; RFC 4443, 2.4).
+    if !is_one(&packet.src) {
+        return false;
+    }
     // Nobody answers a reset.
     if packet.proto == TCP && packet.tcp_flags & tcp_flag::RST != 0 {
         return false;
@@ -68,6 +72,19 @@ fn answer(skb: *mut __sk_buff, packet: &Packet) -> bool {
         unreachable(skb, packet)
     };
     made && turn(skb, packet)
+}
+
+/// Whether an address is a single host's.
+#[inline(always)]
+fn is_one(addr: &Addr) -> bool {
+    let first = u32::from_be(if addr.is_v4() { addr.words[3] } else { addr.words[0] });
+    if addr.is_v4() {
+        // Neither 0.0.0.0/8 nor 127.0.0.0/8, nor multicast and what lies above it.
+        first >> 24 != 0 && first >> 24 != 127 && first >> 28 < 0xe
+    } else {
+        // Neither multicast, nor the unspecified address, nor loopback.
+        first >> 24 != 0xff && (addr.words[0] | addr.words[1] | addr.words[2]) != 0
+    }
 }
 
 /// Exchanges the link addresses, where there are any.

@@ -11,13 +11,13 @@ use lb_common::{
     backend::state as backend_state,
     counter::action,
     event::{ConnRecord, kind, mark, outcome},
-    flow::{Event, Flow, HAND_STEPS, SEEN_STEP_NS, SERIAL_MASK, TupleEntry, TupleKey, flag, role, state, version},
+    flow::{Event, Flow, LOOKS, SEEN_STEP_NS, SERIAL_MASK, TupleEntry, TupleKey, flag, role, slot_at, state, version},
 };
 
 use super::{clock, sight};
 use crate::{
     count::{add, count},
-    emit,
+    emit, lookup,
     maps::{BACKEND_STATS, BACKENDS, FLOW_HAND, FLOWS, SERVICE_STATS, SETTINGS, TUPLES},
 };
 
@@ -32,10 +32,22 @@ pub fn entry(key: &TupleKey) -> TupleEntry {
     }
 }
 
+/// The version of a slot's flow, if it still is the one that an entry means; 0, which no flow has, if not.
+#[inline(always)]
+pub fn version_of(flow: &Flow, entry: TupleEntry) -> u32 {
+    // SAFETY: four aligned bytes of a live array element; what changes afterwards is noticed by the swap.
+    let seen = unsafe { core::ptr::read_volatile(&raw const flow.version) };
+    if seen >> 2 == entry.serial() && seen & 3 >= state::LIVE {
+        seen
+    } else {
+        0
+    }
+}
+
 /// Whether a slot still has the flow that an entry means.
 #[inline(always)]
 pub fn is_of(flow: &Flow, entry: TupleEntry) -> bool {
-    flow.serial() == entry.serial() && flow.state() >= state::LIVE
+    version_of(flow, entry) != 0
 }
 
 /// Changes a flow's version; false if somebody else has.
@@ -59,6 +71,24 @@ pub fn publish(flow: *mut Flow, version: u32) {
     let _ = unsafe { atomic_xchg::<u32, { AtomicOrdering::AcqRel }>(&raw mut (*flow).version, version) };
 }
 
+/// Begins to give a flow a source; false if somebody else does.
+#[inline(always)]
+pub fn claim(flow: *mut Flow) -> bool {
+    // SAFETY: four aligned bytes of a live array element.
+    unsafe {
+        let (before, _) =
+            atomic_cxchg::<u32, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(&raw mut (*flow).claim, 0, 1);
+        before == 0
+    }
+}
+
+/// Gives up giving a flow a source.
+#[inline(always)]
+pub fn unclaim(flow: *mut Flow) {
+    // SAFETY: as above.
+    let _ = unsafe { atomic_xchg::<u32, { AtomicOrdering::AcqRel }>(&raw mut (*flow).claim, 0) };
+}
+
 /// Notes that a packet was seen, not with every one.
 #[inline(always)]
 pub fn see(flow: &mut Flow, now_ns: u64) {
@@ -77,6 +107,16 @@ pub fn has_left(flow: &Flow) -> bool {
 #[inline(always)]
 pub fn is_usable(flow: &Flow) -> bool {
     backend_state_of(flow) == backend_state::ACTIVE
+}
+
+/// Whether the flow's frontend is another Service's by now, or nobody's.
+#[inline(always)]
+pub fn has_moved(flow: &Flow) -> bool {
+    match lookup::frontend(flow.vip, flow.vip_port, flow.proto) {
+        // SAFETY: an element of the map; removed elements stay readable until the program ends.
+        Some(front) => unsafe { (*front).service_id != flow.service_id },
+        None => true,
+    }
 }
 
 #[inline(always)]
@@ -194,7 +234,7 @@ fn tell(hook: u32, flow: *mut Flow, result: u8) {
 
 /// Takes a flow that is `seen` out of the table: ends it, if nobody has, and removes its tuples. The slot is free then.
 ///
-/// 0 if it was somebody else's by now, else 1.
+/// 0 if it was somebody else's by now, or with [`IF_SILENT`] has seen a packet meanwhile, else 1.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn retire(hook: u32, slot: u32, seen: u32, result: u32) -> u32 {
@@ -205,8 +245,17 @@ pub extern "C" fn retire(hook: u32, slot: u32, seen: u32, result: u32) -> u32 {
     if !swap(flow, seen, version(serial, state::BUSY)) {
         return 0;
     }
+    if result & IF_SILENT != 0 {
+        let now = clock::now();
+        // SAFETY: a live array element, which is ours while it is busy.
+        let (expired, evictable) = unsafe { ((*flow).is_expired(now), (*flow).is_evictable(now)) };
+        if !expired && !evictable {
+            publish(flow, seen);
+            return 0;
+        }
+    }
     if seen & 3 == state::LIVE {
-        tell(hook, flow, result as u8);
+        tell(hook, flow, (result & 0xff) as u8);
     }
     forget(slot, serial, FRONT);
     forget(slot, serial, MIDDLE);
@@ -214,6 +263,9 @@ pub extern "C" fn retire(hook: u32, slot: u32, seen: u32, result: u32) -> u32 {
     publish(flow, version(serial, state::FREE));
     1
 }
+
+/// Beside a result: only if the flow is silent still, once nobody else can change it.
+pub const IF_SILENT: u32 = 1 << 8;
 
 /// Removes a tuple if it leads to this flow, and not to a later one.
 #[inline(never)]
@@ -291,56 +343,59 @@ pub extern "C" fn take(hook: u32) -> u32 {
     }
     let now = clock::now();
     let mut found = NO_SLOT;
+    let mut found_seen = 0;
     let mut action = action::EVICTED;
-    let mut step = 0;
-    while step < HAND_STEPS {
-        step += 1;
+    let mut look = 0;
+    while look < LOOKS {
         // With a relaxed order the compiler takes the instruction that returns nothing, and its operand for the result.
         // SAFETY: eight aligned bytes of a live array element.
         let turn = unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::AcqRel }>(hand, 1) };
-        let slot = (turn % slots as u64) as u32;
+        let slot = slot_at(turn, look, slots);
+        look += 1;
         let Some(flow) = FLOWS.get_ptr(slot) else {
             continue;
         };
-        // SAFETY: a live array element; what changes under us is noticed by the swap.
+        // SAFETY: a live array element; what changes after this is noticed by the swap.
+        let seen = unsafe { core::ptr::read_volatile(&raw const (*flow).version) };
+        // SAFETY: as above.
         let flow = unsafe { &*flow };
-        let state = flow.state();
-        if state == state::FREE {
+        if seen & 3 == state::FREE {
             found = slot;
+            found_seen = seen;
             action = NO_ACTION;
             break;
         }
-        if state == state::BUSY {
+        if seen & 3 == state::BUSY {
             continue;
         }
         if flow.is_expired(now) {
             found = slot;
+            found_seen = seen;
             action = action::RECLAIMED;
             break;
         }
         if found == NO_SLOT && flow.is_evictable(now) {
             found = slot;
+            found_seen = seen;
         }
     }
     let Some(flow) = FLOWS.get_ptr_mut(found) else {
         return NO_SLOT;
     };
-    // SAFETY: as above.
-    let (seen, result) = unsafe {
-        (
-            core::ptr::read_volatile(&raw const (*flow).version),
-            (*flow).outcome_of_silence(),
-        )
-    };
-    let free = version(seen >> 2, state::FREE);
     if action != NO_ACTION {
+        // SAFETY: as above.
+        let result = unsafe { (*flow).outcome_of_silence() } as u32;
         // Somebody else may have been faster: then the packet is lost, and comes again.
-        if retire(hook, found, seen, result as u32) == 0 {
+        if retire(hook, found, found_seen, result | IF_SILENT) == 0 {
             return NO_SLOT;
         }
         count(hook, action);
     }
-    if own(flow, free) { found } else { NO_SLOT }
+    if own(flow, version(found_seen >> 2, state::FREE)) {
+        found
+    } else {
+        NO_SLOT
+    }
 }
 
 /// A free slot was found: nothing had to be given up.

@@ -1,6 +1,6 @@
 //! The answers that refuse a packet, made anew with [`crate::packet`]'s builder.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::parse::{Parsed, Place};
 use crate::packet::{self, Link, Packet, flags, wire};
@@ -9,6 +9,13 @@ use crate::packet::{self, Link, Packet, flags, wire};
 pub(super) fn to(bytes: &[u8], parsed: &Parsed) -> Option<Vec<u8>> {
     let header = if parsed.src.is_ipv6() { 40 } else { 20 };
     if parsed.body - parsed.ip != header || parsed.place != Place::Whole || parsed.flags & flags::RST != 0 {
+        return None;
+    }
+    let is_one = match parsed.src {
+        IpAddr::V4(v4) => !matches!(v4.octets()[0], 0 | 127 | 224..),
+        IpAddr::V6(v6) => v6.segments()[0] >> 8 != 0xff && v6.segments()[..6] != [0; 6],
+    };
+    if !is_one {
         return None;
     }
     let client = SocketAddr::new(parsed.src, parsed.src_port);

@@ -13,7 +13,7 @@ use lb_common::{
     select::{self, Tables},
 };
 
-use super::{Model, Outcome, Pair, Role, Step, answer, rewrite::End};
+use super::{Model, Outcome, Pair, Role, Step, answer, backend, client, rewrite::End, vip};
 use crate::{
     packet::flags,
     plane::{Rules, Verdict, end, key},
@@ -35,8 +35,19 @@ pub(super) enum Why {
 /// What became of the choice.
 enum Choice {
     Backend(u32),
+    /// The flow of this client and frontend itself, in a slot.
+    Known(u32),
     Nobody,
     Collision,
+}
+
+/// Who has a flow between a client and a backend.
+enum Holder {
+    Nobody,
+    /// The flow that the packet is of.
+    Same(u32),
+    /// The client, through another frontend.
+    Other,
 }
 
 impl Model {
@@ -62,6 +73,12 @@ impl Model {
         let set = if guest { front.set_id } else { front.outside_set_id };
         match self.choose(step, &front, set) {
             Choice::Backend(id) => self.go(step, why, &front, set, id, guest),
+            Choice::Known(slot) => {
+                let to = backend(&self.flows[slot as usize]);
+                self.lead(step.src(), step.dst(), slot, Role::Front);
+                self.count(step.hook, action::TRANSLATED);
+                step.with(End::Destination, to)
+            }
             Choice::Nobody => self.nobody(step, &front, guest),
             Choice::Collision => self.refuse(step, action::COLLISION),
         }
@@ -113,23 +130,27 @@ impl Model {
             Port::new(dst.port()),
             step.parsed.proto,
         );
-        for _ in 0..3 {
-            let remembered = self.remembered(step, front, set);
-            let chosen = match remembered {
-                Some(id) => id,
-                None => match select::pick(&self.rules, word, header, hash) {
-                    Some(pick) => {
-                        if front.affinity_seconds != 0 {
-                            self.affinity
-                                .insert((src.ip(), set), (pick.backend, self.monotonic(step)));
-                        }
-                        pick.backend
-                    }
-                    None => return Choice::Nobody,
-                },
+        for attempt in 0..3 {
+            let remembered = if attempt == 0 {
+                self.remembered(step, front, set)
+            } else {
+                None
             };
-            if !self.is_taken(step, chosen) {
-                return Choice::Backend(chosen);
+            let chosen =
+                match remembered.or_else(|| select::pick(&self.rules, word, header, hash).map(|pick| pick.backend)) {
+                    Some(id) => id,
+                    None => return Choice::Nobody,
+                };
+            match self.holder(step, chosen) {
+                Holder::Nobody => {
+                    if front.affinity_seconds != 0 && remembered.is_none() {
+                        let now = self.monotonic(step);
+                        self.affinity.insert((step.src().ip(), set), (chosen, now));
+                    }
+                    return Choice::Backend(chosen);
+                }
+                Holder::Same(slot) => return Choice::Known(slot),
+                Holder::Other => {}
             }
             hash = hash::mix(hash);
         }
@@ -171,18 +192,30 @@ impl Model {
         end(backend.addr, backend.port)
     }
 
-    /// Whether the client has a flow with a backend that goes on.
-    fn is_taken(&mut self, step: Step<'_>, id: u32) -> bool {
+    /// Who has a flow between the client and a backend that goes on.
+    fn holder(&mut self, step: Step<'_>, id: u32) -> Holder {
         let pair = Pair::of(step.src(), self.end_of(id), step.parsed.proto);
-        self.flow_of(pair)
-            .is_some_and(|(_, flow)| !flow.is_closed() && !flow.is_expired(step.now))
+        let held = self
+            .flow_of(pair)
+            .filter(|(lead, flow)| lead.role == Role::Middle && !flow.is_closed() && !flow.is_expired(step.now));
+        let Some((lead, flow)) = held else {
+            return Holder::Nobody;
+        };
+        let same = vip(&flow) == step.dst() && client(&flow) == step.src();
+        let begins = step.parsed.proto == TCP && is_syn(step.parsed.flags);
+        match (same, begins) {
+            (true, false) => Holder::Same(lead.slot),
+            (true, true) => Holder::Nobody,
+            (false, _) => Holder::Other,
+        }
     }
 
     /// Makes the flow, and sends the packet to its backend.
     fn go(&mut self, step: Step<'_>, why: Why, front: &Frontend, set: u32, id: u32, guest: bool) -> Outcome {
         let backend = self.end_of(id);
         let tcp = step.parsed.proto == TCP;
-        if !tcp || step.parsed.flags & flags::RST == 0 {
+        let acknowledges = step.parsed.flags & (flags::ACK | flags::RST) == flags::ACK;
+        if !tcp || is_syn(step.parsed.flags) || acknowledges {
             let Some(slot) = self.take(step.hook, step.now) else {
                 self.count(step.hook, action::FLOWS_FULL);
                 return step.dropped();
@@ -226,7 +259,6 @@ impl Model {
             proto: step.parsed.proto,
             flags: bits,
             client_sent: sent::ANY,
-            backend_sent: if resumed { sent::ANY } else { 0 },
             ..Flow::default()
         };
         let _ = flow.note_client(step.parsed.flags);

@@ -69,20 +69,29 @@ impl Model {
         let Some((lead, flow)) = self.flow_of(step.pair()) else {
             return self.begin(step, Why::Unknown);
         };
+        let expired = flow.is_expired(step.now);
         match lead.role {
-            Role::Back if step.src() == backend(&flow) => {
+            Role::Back if !expired && step.src() == backend(&flow) => {
                 self.count(step.hook, action::TRANSLATED);
                 step.with(End::Destination, client(&flow))
             }
-            Role::Front if step.src() == client(&flow) => self.forward(step, lead.slot, flow),
+            Role::Front if step.src() == client(&flow) => self.forward(step, lead.slot, flow, expired),
+            Role::Middle if (expired || flow.is_closed()) && is_syn(step.parsed.flags) => {
+                self.retire(step.hook, lead.slot, flow.outcome_of_silence(), step.now);
+                self.miss(step)
+            }
             _ => self.miss(step),
         }
     }
 
     /// A client's packet of a known flow.
-    fn forward(&mut self, step: Step<'_>, slot: u32, flow: Flow) -> Outcome {
-        let why = self.distrust(step, &flow);
-        if why != Why::Unknown {
+    fn forward(&mut self, step: Step<'_>, slot: u32, flow: Flow, expired: bool) -> Outcome {
+        let why = if expired {
+            Why::Unknown
+        } else {
+            self.distrust(step, &flow)
+        };
+        if expired || why != Why::Unknown {
             let result = if why == Why::Exhausted {
                 outcome::NO_LOCAL_PORT
             } else {
@@ -103,19 +112,23 @@ impl Model {
             return Why::Exhausted;
         }
         let of_backend = self.state_of(flow);
-        if step.parsed.proto == TCP {
-            let repeats = flow.repeats(step.parsed.seq.to_be()) && of_backend == backend_state::ACTIVE;
-            if is_syn(step.parsed.flags) && !repeats {
-                return Why::Reuse;
-            }
-        } else if of_backend == backend_state::VACANT {
-            return Why::BackendLeft;
+        if step.parsed.proto != TCP {
+            let gone = of_backend == backend_state::VACANT || self.has_moved(flow);
+            return if gone { Why::BackendLeft } else { Why::Unknown };
         }
-        Why::Unknown
+        let current = flow.generation == self.rules.word(flow.set_id).generation();
+        let stays = flow.repeats(step.parsed.seq.to_be()) || flow.is_open() && current;
+        if is_syn(step.parsed.flags) && !(stays && of_backend == backend_state::ACTIVE) {
+            Why::Reuse
+        } else {
+            Why::Unknown
+        }
     }
 
     fn leaves(&mut self, step: Step<'_>) -> Outcome {
-        let found = self.flow_of(step.pair()).filter(|(lead, _)| lead.role == Role::Middle);
+        let found = self
+            .flow_of(step.pair())
+            .filter(|(lead, flow)| lead.role == Role::Middle && !flow.is_expired(step.now));
         let Some((lead, flow)) = found else {
             return self.miss(step);
         };
@@ -196,7 +209,7 @@ impl Model {
         }
         let node = SocketAddr::new(addr.into(), port);
         let flow = self.flow_mut(slot);
-        (flow.source, flow.source_port) = (addr, Port::new(port));
+        (flow.source, flow.source_port, flow.claim) = (addr, Port::new(port), 1);
         self.lead(node, backend(&self.flows[slot as usize]), slot, Role::Back);
         self.count(step.hook, action::TRANSLATED);
         step.with(End::Source, node)
@@ -210,7 +223,7 @@ impl Model {
         }
         match self.flow_of(pair) {
             None => Some(0),
-            Some((_, held)) if held.is_closed() || held.is_expired(now) => Some(held.seen_ns),
+            Some((_, held)) if held.is_evictable(now) || held.is_expired(now) => Some(held.seen_ns),
             Some(_) => None,
         }
     }
@@ -219,6 +232,10 @@ impl Model {
     fn error(&mut self, step: Step<'_>) -> Outcome {
         let about = inside(step.bytes, &step.parsed);
         if about.kind != Kind::Transport {
+            return self.miss(step);
+        }
+        // An error that goes to another than who sent the packet is not about it.
+        if about.src != step.parsed.dst {
             return self.miss(step);
         }
         let (src, dst) = (
@@ -240,8 +257,9 @@ impl Model {
         let (mut from, mut to) = (step.parsed.src, step.parsed.dst);
         match step.hook {
             Hook::Ingress => to = ends.0.ip(),
-            Hook::Egress if of_client && from == backend(&flow).ip() => from = vip(&flow).ip(),
-            Hook::Egress => {}
+            // Its receiver talks to this address; under another's, it would be dropped on its way.
+            Hook::Egress if of_client => from = vip(&flow).ip(),
+            Hook::Egress => from = source(&flow).map_or(from, |source| source.ip()),
         }
         let mut outcome = step.untouched();
         if rewrite::rewrite_error(&mut outcome.packet, &step.parsed, &about, ends, (from, to)) {

@@ -7,7 +7,7 @@ use lb_common::{
     backend::state as backend_state,
     counter::action,
     event::{ConnRecord, kind, mark, outcome},
-    flow::{Event, Flow, HAND_STEPS, SEEN_STEP_NS, SERIAL_MASK, flag, state, version},
+    flow::{Event, Flow, LOOKS, SEEN_STEP_NS, SERIAL_MASK, flag, slot_at, state, version},
 };
 
 use super::{Lead, Model, Pair, Role, backend, client, source, vip};
@@ -36,6 +36,12 @@ impl Model {
             Some(found) if crate::plane::end(found.addr, found.port) == backend(flow) => found.state,
             _ => backend_state::VACANT,
         }
+    }
+
+    /// Whether a flow's frontend is another Service's by now, or nobody's.
+    pub(super) fn has_moved(&self, flow: &Flow) -> bool {
+        let found = self.rules.frontends.get(&crate::plane::key(vip(flow), flow.proto));
+        found.is_none_or(|front| front.service_id != flow.service_id)
     }
 
     /// Notes that a packet was seen.
@@ -125,14 +131,14 @@ impl Model {
 
     /// Takes a slot for a new flow and gives it its serial number.
     pub(super) fn take(&mut self, hook: Hook, now: u64) -> Option<u32> {
-        let slots = u64::from(self.settings.flow_slots);
+        let slots = self.settings.flow_slots;
         if slots == 0 {
             return None;
         }
         let mut evictable = None;
         let mut found = None;
-        for _ in 0..HAND_STEPS {
-            let slot = (self.hand % slots) as u32;
+        for look in 0..LOOKS {
+            let slot = slot_at(self.hand, look, slots);
             self.hand += 1;
             self.touch(slot);
             let flow = &self.flows[slot as usize];

@@ -6,7 +6,7 @@ use lb_common::{
     addr::Port,
     counter::action::{EVICTED, FLOWS_FULL, MISS, NEW_FLOW, RECLAIMED, RECORDED, REUSED, TRANSLATED},
     event::{ConnRecord, kind, mark, outcome},
-    flow::{Flow, HAND_STEPS, SERIAL_MASK, TupleEntry, role, state},
+    flow::{Flow, LOOKS, SERIAL_MASK, TupleEntry, role, state},
 };
 use lb_tests::{
     packet::{self, flags},
@@ -214,7 +214,9 @@ fn kept(dial: Dial) -> Result<()> {
         .becomes(&question.clone().to(backend), &[NEW_FLOW, TRANSLATED]);
     s.leaves(Device::Uplink, &answer)
         .becomes(&answer.clone().from(vip), &[TRANSLATED]);
-    // Either side's packet is enough.
+    s.comes(Device::Uplink, &question)
+        .becomes(&question.clone().to(backend), &[TRANSLATED]);
+    // Either side's packet is enough, once the client has gone on after an answer.
     for i in 0..6 {
         s.pass(170 * SECOND);
         if i % 2 == 0 {
@@ -233,10 +235,10 @@ fn kept(dial: Dial) -> Result<()> {
 fn hand(dial: Dial) -> Result<()> {
     let mut s = Scene::new(dial)?;
     let web = s.serve(1, TCP, 1)?;
-    let slots = HAND_STEPS + 1;
+    let slots = LOOKS + 1;
     s.shrink(slots);
     let vip = web.external;
-    for n in 0..HAND_STEPS {
+    for n in 0..LOOKS {
         s.open(s.client(n as u8), vip);
     }
     // One slot is free, and the hand stands before it: it has gone round when it meets it again.
@@ -244,12 +246,12 @@ fn hand(dial: Dial) -> Result<()> {
     assert_eq!(s.plane.hand()?, u64::from(slots));
     let next = syn(s.client(101), vip);
     s.comes(Device::Uplink, &next).dropped(&[FLOWS_FULL]);
-    assert_eq!(s.plane.hand()?, u64::from(slots + HAND_STEPS));
+    assert_eq!(s.plane.hand()?, u64::from(slots + LOOKS));
     // The slot of the unanswered one is the next.
     s.pass(61 * SECOND);
     s.comes(Device::Uplink, &next)
         .passed(&[RECORDED, RECLAIMED, NEW_FLOW, TRANSLATED]);
-    assert_eq!(s.plane.hand()?, u64::from(slots + HAND_STEPS + 1));
+    assert_eq!(s.plane.hand()?, u64::from(slots + LOOKS + 1));
     Ok(())
 }
 
