@@ -22,8 +22,8 @@ const GROUPS: u32 = (libc::RTMGRP_LINK
     | libc::RTMGRP_IPV6_IFADDR
     | libc::RTMGRP_IPV4_ROUTE
     | libc::RTMGRP_IPV6_ROUTE) as u32;
-/// Changes come in bursts, such as one a route: they are looked at together.
-const GATHER: Duration = Duration::from_millis(10);
+/// Changes come in bursts, such as one a route: the first is looked at at once, and those that follow together.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Tells that a link, an address or a route has changed.
 struct Changes(AsyncFd<OwnedFd>);
@@ -44,7 +44,6 @@ impl Changes {
             return Ok(());
         };
         let mut ready = ready?;
-        sleep(GATHER).await;
         // What has changed is looked up whole: the messages themselves, and whether some were lost, do not matter.
         let mut bytes = [0; 8_192];
         loop {
@@ -76,6 +75,7 @@ pub(super) async fn follow(shared: &Arc<Shared>, liveness: &Liveness) -> Result<
         })
         .await
         .map_err(|error| error.to_string())??;
+        sleep(PAUSE).await;
         changes
             .wait()
             .await

@@ -16,8 +16,8 @@ use lb_common::{
 
 use super::state::{Shared, lock};
 use crate::{
-    config::Config,
     datapath::attach::{self, AttachError, Layer},
+    model::Kind,
     node::links::{self, Choice, Chosen, Network, Wish},
     view::{InterfaceSide, InterfaceView},
 };
@@ -89,15 +89,6 @@ impl Uplinks {
     }
 }
 
-/// The node's addresses: as the flags give them, else as the Node object does.
-fn node_addresses(config: &Config, internal: &[IpAddr], external: &[IpAddr]) -> Vec<IpAddr> {
-    if config.node_addresses.is_empty() {
-        internal.iter().chain(external).copied().collect()
-    } else {
-        config.node_addresses.clone()
-    }
-}
-
 impl Shared {
     /// Brings the translators to where they are wanted now, and takes them away from everywhere else.
     pub(super) fn follow_uplinks(&self) -> Result<(), String> {
@@ -105,17 +96,29 @@ impl Shared {
         if !lock(&self.programs).predecessors.is_empty() {
             return Ok(());
         }
+        let mut settled = true;
         let wanted = if self.config.translates() {
             let network = uplinks.read()?;
-            let node = self.own_addresses();
-            links::choose(
+            let (node, known) = self.own_addresses();
+            let mut choice = links::choose(
                 &network,
                 &Wish {
                     uplinks: &self.config.uplinks,
                     guests: &self.config.guests,
                     node: &node,
                 },
-            )
+            );
+            settled = known;
+            if !settled {
+                let reconciler = lock(&self.reconciler);
+                let described = reconciler
+                    .kernel()
+                    .flows()
+                    .interfaces()
+                    .map_err(|error| error.to_string())?;
+                choice.keep_earlier(&network, &described);
+            }
+            choice
         } else if uplinks.swept {
             return Ok(());
         } else {
@@ -129,16 +132,26 @@ impl Shared {
         }
         let wanted: BTreeMap<u32, Chosen> = wanted.chosen.into_iter().map(|chosen| (chosen.index, chosen)).collect();
         let attached = self.bring(&mut uplinks, &wanted)?;
-        self.take_away(&mut uplinks, &wanted, &attached)?;
+        if settled {
+            self.take_away(&mut uplinks, &wanted, &attached)?;
+        }
         uplinks.chosen = wanted;
         Ok(())
     }
 
-    fn own_addresses(&self) -> Vec<IpAddr> {
+    /// The node's addresses, those of the flags before those of the Node object; and whether they are known: until the source has
+    /// told of Nodes, nobody can say that there is none.
+    fn own_addresses(&self) -> (Vec<IpAddr>, bool) {
+        if !self.config.node_addresses.is_empty() {
+            return (self.config.node_addresses.clone(), true);
+        }
         let reconciler = lock(&self.reconciler);
-        let node = reconciler.desired().node();
-        let (internal, external) = node.map_or((&[][..], &[][..]), |node| (&node.internal_ips, &node.external_ips));
-        node_addresses(&self.config, internal, external)
+        let desired = reconciler.desired();
+        let node = desired.node();
+        let all = node.map_or_else(Vec::new, |node| {
+            node.internal_ips.iter().chain(&node.external_ips).copied().collect()
+        });
+        (all, desired.synced_kind(Kind::Node))
     }
 
     /// Describes the wanted interfaces and attaches there; returns where that has come to pass.

@@ -21,7 +21,7 @@ const PROGRAMS: [(&str, ProgramType, &str); 4] = [
 ];
 
 /// The helpers that the programs call.
-const HELPERS: [(&str, ProgramType, BpfHelper); 10] = [
+const HELPERS: [(&str, ProgramType, BpfHelper); 17] = [
     (
         "set_retval",
         ProgramType::CgroupSockAddr,
@@ -71,6 +71,37 @@ const HELPERS: [(&str, ProgramType, BpfHelper); 10] = [
         "ringbuf_output",
         ProgramType::SockOps,
         BpfHelper::BPF_FUNC_ringbuf_output,
+    ),
+    (
+        "l4_csum_replace",
+        ProgramType::SchedClassifier,
+        BpfHelper::BPF_FUNC_l4_csum_replace,
+    ),
+    ("redirect", ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_redirect),
+    (
+        "skb_adjust_room",
+        ProgramType::SchedClassifier,
+        BpfHelper::BPF_FUNC_skb_adjust_room,
+    ),
+    (
+        "skb_change_tail",
+        ProgramType::SchedClassifier,
+        BpfHelper::BPF_FUNC_skb_change_tail,
+    ),
+    (
+        "skb_load_bytes",
+        ProgramType::SchedClassifier,
+        BpfHelper::BPF_FUNC_skb_load_bytes,
+    ),
+    (
+        "skb_store_bytes",
+        ProgramType::SchedClassifier,
+        BpfHelper::BPF_FUNC_skb_store_bytes,
+    ),
+    (
+        "ktime_get_coarse_ns",
+        ProgramType::SchedClassifier,
+        BpfHelper::BPF_FUNC_ktime_get_coarse_ns,
     ),
 ];
 

@@ -287,6 +287,8 @@ pub enum Reason {
     DefaultRoute,
     /// It is a tunnel with an address that means the same everywhere.
     Tunnel,
+    /// An earlier agent has chosen it, and what this one would choose is not known yet.
+    Earlier,
 }
 
 impl fmt::Display for Reason {
@@ -296,6 +298,7 @@ impl fmt::Display for Reason {
             Self::NodeAddress(address) => write!(f, "carries the node's address {address}"),
             Self::DefaultRoute => f.write_str("has a default route"),
             Self::Tunnel => f.write_str("a tunnel with an address"),
+            Self::Earlier => f.write_str("as before, until the node's addresses are known"),
         }
     }
 }
@@ -322,6 +325,27 @@ pub struct Choice {
     pub chosen: Vec<Chosen>,
     /// Uplinks that are named, and not there.
     pub missing: Vec<String>,
+}
+
+impl Choice {
+    /// Leaves what an earlier agent has described as it is, as far as it is still there.
+    ///
+    /// While the node's own addresses are not known, less would be chosen than is wanted, and other sources.
+    pub fn keep_earlier(&mut self, network: &Network, described: &[(u32, Interface)]) {
+        for (index, interface) in described {
+            if let Some(chosen) = self.chosen.iter_mut().find(|chosen| chosen.index == *index) {
+                chosen.interface = *interface;
+            } else if let Some(link) = network.link(*index) {
+                self.chosen.push(Chosen {
+                    index: link.index,
+                    name: link.name.clone(),
+                    hardware: link.hardware,
+                    interface: *interface,
+                    reason: Reason::Earlier,
+                });
+            }
+        }
+    }
 }
 
 /// Masters that pass on what their ports carry.

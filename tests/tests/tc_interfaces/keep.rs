@@ -3,11 +3,13 @@
 use std::fs;
 
 use anyhow::{Context, Result};
-use lb_tests::agent::{NODE_V6, Node, must, until};
+use lb_tests::agent::{NODE_NAME, NODE_V6, Node, must, until};
+use lb_user::lab::Child;
+use serde_json::{Value, json};
 
 use crate::place::{
-    Attached, NEAR, TRANSLATORS, add_uplink, attached, attached_names, described, has_links, index, pinned_links, run,
-    tool, uplink, wait_attached, wait_described,
+    Attached, NEAR, TRANSLATORS, add_pair, add_uplink, attached, attached_names, described, has_links, index,
+    pinned_links, run, tool, uplink, wait_attached, wait_described,
 };
 
 fn holders(all: &[Attached]) -> Vec<&str> {
@@ -40,6 +42,99 @@ pub(super) fn restart(node: &Node) -> Result<()> {
     agent.stop()?;
     let third = attached(node, "up0")?;
     must(second == third, || format!("{second:?} became {third:?}"))
+}
+
+/// An uplink that only the Node object makes one: a restarted agent must not take it away before it has read the object.
+pub(super) fn restart_unknown(node: &Node) -> Result<()> {
+    let _far = add_pair(node, "up0")?;
+    run(node, &format!("ip address add {NEAR}/24 dev up0"))?;
+    let object = json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": NODE_NAME},
+        "status": {"addresses": [{"type": "InternalIP", "address": NEAR}]},
+    });
+    node.write("node.yaml", &[object])?;
+    // Without the addresses that the harness gives by flags.
+    let command = || {
+        let mut command = node.command(&["agent", "--bpffs", "/sys/fs/bpf", "--metrics-address", "none"]);
+        command.args(["--node-name", NODE_NAME, "--pin-name", node.pin_name()]);
+        command
+            .arg("--source")
+            .arg(format!("dir:{}", node.manifests().path().display()));
+        command.arg("--cgroup").arg(node.cgroup().path());
+        command
+    };
+    let log = node.folder().join("unknown.log");
+    let mut agent = Child::start(&mut command(), &log)?;
+    wait_attached(node, "up0", &TRANSLATORS)?;
+    let wanted = [(index(node, "up0")?, uplink(NEAR, ""))];
+    wait_described(node, &wanted)?;
+    let before = attached(node, "up0")?;
+    agent.kill()?;
+    let mut agent = Child::start(&mut command(), &log)?;
+    until("the programs to be swapped", || {
+        let after = attached(node, "up0")?;
+        must(after.len() == 2 && after[0].program != before[0].program, || {
+            format!("{after:?}")
+        })
+    })?;
+    until("the node to be known", || {
+        let said = fs::read_to_string(&log)?;
+        must(said.matches("first synchronisation").count() == 2, || said.clone())
+    })?;
+    until("the interface to be chosen by the node's address", || {
+        let status = node.run(&["status", "-o", "json"])?;
+        let status: Value = serde_json::from_slice(&status.stdout)?;
+        let why = status["interfaces"][0]["reason"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        must(why.contains("carries the node's address"), || status.to_string())
+    })?;
+    let after = attached(node, "up0")?;
+    must(holders(&before) == holders(&after), || {
+        format!("{before:?} became {after:?}")
+    })?;
+    wait_described(node, &wanted)?;
+    Ok(agent.kill()?)
+}
+
+pub(super) fn upgrade(node: &Node) -> Result<()> {
+    let _far = add_uplink(node)?;
+    let agent = node.start(&["--interface", "up0"])?;
+    let all = ["lb_ingress", "tc_ingress", "lb_egress", "tc_egress"];
+    wait_attached(node, "up0", &all)?;
+    let before = attached(node, "up0")?;
+    agent.kill()?;
+    // To the next agent these are the pins of ABI 0. Observers' links were named by their interface's name once.
+    let old = node.pins().join("0");
+    fs::rename(node.own_pins(), &old).context("rename the folder of pins")?;
+    if has_links() {
+        let up = index(node, "up0")?;
+        fs::rename(
+            old.join(format!("link-tc_ingress-{up}")),
+            old.join("link-tc_ingress-up0"),
+        )?;
+    }
+    let agent = node.start(&["--interface", "up0"])?;
+    until("the old pins to go", || {
+        must(!old.exists(), || "the old folder is still there".to_owned())
+    })?;
+    until("all programs to be swapped", || {
+        let after = attached(node, "up0")?;
+        let swapped = before
+            .iter()
+            .zip(&after)
+            .all(|(old, new)| old.program != new.program && old.name == new.name);
+        must(after.len() == 4 && swapped, || format!("{before:?} became {after:?}"))
+    })?;
+    let after = attached(node, "up0")?;
+    must(holders(&before) == holders(&after), || {
+        format!("{before:?} became {after:?}")
+    })?;
+    wait_described(node, &[(index(node, "up0")?, uplink(NEAR, NODE_V6))])?;
+    agent.stop()
 }
 
 pub(super) fn restart_without(node: &Node) -> Result<()> {

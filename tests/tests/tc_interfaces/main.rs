@@ -27,6 +27,11 @@ fn main() -> ExitCode {
             follow::raw,
         ),
         trial("a_restart_swaps_programs_in_their_links", keep::restart),
+        trial(
+            "a_restart_waits_for_the_node_before_it_takes_away",
+            keep::restart_unknown,
+        ),
+        trial("an_upgrade_swaps_programs_in_their_links", keep::upgrade),
         trial("a_restart_without_uplinks_takes_all_away", keep::restart_without),
         trial("what_is_lost_is_attached_again", keep::repair),
         trial("observers_and_translators_share_an_interface", keep::shared),

@@ -102,13 +102,11 @@ pub(super) fn attached(node: &Node, name: &str) -> Result<Vec<Attached>> {
     if !has_links() {
         return filters(node, name);
     }
-    let mut by_id = StdMap::new();
-    for program in loaded_programs() {
-        // One that goes while it is asked of is nobody's.
-        if let Ok(program) = program {
-            by_id.insert(program.id(), program.name_as_str().unwrap_or_default().to_owned());
-        }
-    }
+    // One that goes while it is asked of is nobody's.
+    let by_id: StdMap<u32, String> = loaded_programs()
+        .flatten()
+        .map(|program| (program.id(), program.name_as_str().unwrap_or_default().to_owned()))
+        .collect();
     let index = index(node, name)?;
     let mut all = Vec::new();
     for hook in [BPF_TCX_INGRESS, BPF_TCX_EGRESS] {

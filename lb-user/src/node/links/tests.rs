@@ -340,3 +340,21 @@ fn this_namespace_is_read() {
         .expect("there is a loopback device");
     assert_eq!((lo.name.as_str(), lo.kind.as_str(), lo.master), ("lo", "", None));
 }
+
+#[test]
+fn what_an_earlier_agent_chose_stays_until_the_node_is_known() {
+    let network = node();
+    let of_earlier = Interface {
+        v4: addr("192.0.2.10"),
+        v6: addr("2001:db8::10"),
+        side: side::UPLINK,
+        pad: 0,
+    };
+    let mut choice = choose_with(&network, &Uplinks::Auto, &[], &[]);
+    assert_eq!(names(&choice.chosen), ["eth1"]);
+    choice.keep_earlier(&network, &[(2, of_earlier), (3, of_earlier), (99, of_earlier)]);
+    assert_eq!(names(&choice.chosen), ["eth1", "eth0"]);
+    assert!(choice.chosen.iter().all(|chosen| chosen.interface == of_earlier));
+    assert_eq!(choice.chosen[0].reason, Reason::DefaultRoute);
+    assert_eq!(choice.chosen[1].reason, Reason::Earlier);
+}
