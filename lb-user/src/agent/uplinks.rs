@@ -38,6 +38,8 @@ pub(super) struct Uplinks {
     missing: Vec<String>,
     /// Interfaces with a default route, and when to look for them again.
     default_routes: Option<(BTreeSet<u32>, Instant)>,
+    /// The node's addresses, as they were last known.
+    node: Vec<IpAddr>,
     /// Whether what an earlier agent has left was taken away.
     swept: bool,
 }
@@ -99,24 +101,20 @@ impl Shared {
         let mut settled = true;
         let wanted = if self.config.translates() {
             let network = uplinks.read()?;
-            let (node, known) = self.own_addresses();
-            let mut choice = links::choose(
-                &network,
-                &Wish {
-                    uplinks: &self.config.uplinks,
-                    guests: &self.config.guests,
-                    node: &node,
-                },
-            );
-            settled = known;
+            settled = self.learn_node(&mut uplinks.node);
+            let wish = Wish {
+                uplinks: &self.config.uplinks,
+                guests: &self.config.guests,
+                node: &uplinks.node,
+            };
+            let mut choice = links::choose(&network, &wish);
             if !settled {
-                let reconciler = lock(&self.reconciler);
-                let described = reconciler
-                    .kernel()
-                    .flows()
-                    .interfaces()
-                    .map_err(|error| error.to_string())?;
-                choice.keep_earlier(&network, &described);
+                let described = {
+                    let reconciler = lock(&self.reconciler);
+                    let flows = reconciler.kernel().flows();
+                    flows.interfaces().map_err(|error| error.to_string())?
+                };
+                choice.keep_earlier(&network, &wish, &described);
             }
             choice
         } else if uplinks.swept {
@@ -132,26 +130,26 @@ impl Shared {
         }
         let wanted: BTreeMap<u32, Chosen> = wanted.chosen.into_iter().map(|chosen| (chosen.index, chosen)).collect();
         let attached = self.bring(&mut uplinks, &wanted)?;
-        if settled {
-            self.take_away(&mut uplinks, &wanted, &attached)?;
-        }
+        self.take_away(&mut uplinks, &wanted, &attached)?;
+        uplinks.swept |= settled;
         uplinks.chosen = wanted;
         Ok(())
     }
 
-    /// The node's addresses, those of the flags before those of the Node object; and whether they are known: until the source has
-    /// told of Nodes, nobody can say that there is none.
-    fn own_addresses(&self) -> (Vec<IpAddr>, bool) {
+    /// Learns the node's addresses, those of the flags before those of the Node object, and tells whether they are known: until
+    /// the source has told of Nodes, nobody can say that there is none. A Node that is deleted leaves its addresses behind, as
+    /// the node itself is still there.
+    fn learn_node(&self, addresses: &mut Vec<IpAddr>) -> bool {
         if !self.config.node_addresses.is_empty() {
-            return (self.config.node_addresses.clone(), true);
+            addresses.clone_from(&self.config.node_addresses);
+            return true;
         }
         let reconciler = lock(&self.reconciler);
         let desired = reconciler.desired();
-        let node = desired.node();
-        let all = node.map_or_else(Vec::new, |node| {
-            node.internal_ips.iter().chain(&node.external_ips).copied().collect()
-        });
-        (all, desired.synced_kind(Kind::Node))
+        if let Some(node) = desired.node() {
+            *addresses = node.internal_ips.iter().chain(&node.external_ips).copied().collect();
+        }
+        desired.synced_kind(Kind::Node)
     }
 
     /// Describes the wanted interfaces and attaches there; returns where that has come to pass.
@@ -250,7 +248,6 @@ impl Shared {
                 if !swept.is_empty() {
                     tracing::info!(links = ?swept, "detached what an earlier agent had attached to interfaces");
                 }
-                uplinks.swept = true;
             }
         }
         uplinks.refused.retain(|index, _| wanted.contains_key(index));

@@ -328,19 +328,30 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Leaves what an earlier agent has described as it is, as far as it is still there.
+    /// Leaves what an earlier agent has described as it is, as far as that is still there; uplinks that it alone has chosen stay
+    /// where the choice is automatic.
     ///
     /// While the node's own addresses are not known, less would be chosen than is wanted, and other sources.
-    pub fn keep_earlier(&mut self, network: &Network, described: &[(u32, Interface)]) {
-        for (index, interface) in described {
+    pub fn keep_earlier(&mut self, network: &Network, wish: &Wish<'_>, described: &[(u32, Interface)]) {
+        let kept = |earlier: Addr, now: Addr| {
+            let carried = |earlier: IpAddr| network.addresses.iter().any(|address| address.address == earlier);
+            let stays = earlier != Addr::ZERO && (now == Addr::ZERO || carried(IpAddr::from(earlier)));
+            if stays { earlier } else { now }
+        };
+        for (index, earlier) in described {
             if let Some(chosen) = self.chosen.iter_mut().find(|chosen| chosen.index == *index) {
-                chosen.interface = *interface;
-            } else if let Some(link) = network.link(*index) {
+                chosen.interface.v4 = kept(earlier.v4, chosen.interface.v4);
+                chosen.interface.v6 = kept(earlier.v6, chosen.interface.v6);
+            } else if let Some(link) = network.link(*index)
+                && earlier.side == side::UPLINK
+                && *wish.uplinks == Uplinks::Auto
+                && !is_port(network, link)
+            {
                 self.chosen.push(Chosen {
                     index: link.index,
                     name: link.name.clone(),
                     hardware: link.hardware,
-                    interface: *interface,
+                    interface: *earlier,
                     reason: Reason::Earlier,
                 });
             }

@@ -350,11 +350,33 @@ fn what_an_earlier_agent_chose_stays_until_the_node_is_known() {
         side: side::UPLINK,
         pad: 0,
     };
-    let mut choice = choose_with(&network, &Uplinks::Auto, &[], &[]);
+    // The bridge's port, and an interface that is gone.
+    let described = [2, 3, 5, 99].map(|index| (index, of_earlier));
+    let wish = |uplinks| Wish {
+        uplinks,
+        guests: &[],
+        node: &[],
+    };
+    let mut choice = choose(&network, &wish(&Uplinks::Auto));
     assert_eq!(names(&choice.chosen), ["eth1"]);
-    choice.keep_earlier(&network, &[(2, of_earlier), (3, of_earlier), (99, of_earlier)]);
+    choice.keep_earlier(&network, &wish(&Uplinks::Auto), &described);
     assert_eq!(names(&choice.chosen), ["eth1", "eth0"]);
     assert!(choice.chosen.iter().all(|chosen| chosen.interface == of_earlier));
     assert_eq!(choice.chosen[0].reason, Reason::DefaultRoute);
     assert_eq!(choice.chosen[1].reason, Reason::Earlier);
+
+    // By name, the node decides the sources alone, and no source is kept that nobody has any more.
+    let named = Uplinks::Named(vec!["eth1".to_owned()]);
+    let gone = Interface {
+        v4: addr("192.0.2.77"),
+        ..of_earlier
+    };
+    let mut choice = choose(&network, &wish(&named));
+    choice.keep_earlier(&network, &wish(&named), &[(2, gone), (3, gone)]);
+    assert_eq!(names(&choice.chosen), ["eth1"]);
+    assert_eq!(choice.chosen[0].interface.v4, addr("198.51.100.7"));
+    assert_eq!(choice.chosen[0].interface.v6, addr("2001:db8::10"));
+    let mut choice = choose(&network, &wish(&Uplinks::None));
+    choice.keep_earlier(&network, &wish(&Uplinks::None), &described);
+    assert!(choice.chosen.is_empty());
 }
