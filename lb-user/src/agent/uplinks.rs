@@ -152,21 +152,39 @@ impl Shared {
         desired.synced_kind(Kind::Node)
     }
 
+    /// Describes the wanted interfaces, the uplinks first; returns what was described before, and which could not be, and why.
+    ///
+    /// Interfaces that are gone make room for those that come.
+    fn describe(
+        &self,
+        wanted: &BTreeMap<u32, Chosen>,
+    ) -> Result<(BTreeMap<u32, Interface>, BTreeMap<u32, String>), String> {
+        let all = attach::interfaces().map_err(|error| error.to_string())?;
+        let all: BTreeSet<u32> = all.into_iter().map(|(_, index)| index).collect();
+        let mut reconciler = lock(&self.reconciler);
+        let flows = reconciler.kernel_mut().flows_mut();
+        let mut described: BTreeMap<u32, Interface> =
+            flows.interfaces().map_err(|e| e.to_string())?.into_iter().collect();
+        let gone = |index: &u32| !wanted.contains_key(index) && !all.contains(index);
+        for (index, _) in described.extract_if(.., |index, _| gone(index)) {
+            flows.remove_interface(index).map_err(|error| error.to_string())?;
+        }
+        let mut order: Vec<&Chosen> = wanted.values().collect();
+        order.sort_by_key(|chosen| chosen.interface.side != side::UPLINK);
+        let mut refusals = BTreeMap::new();
+        for chosen in order {
+            if described.get(&chosen.index) != Some(&chosen.interface)
+                && let Err(error) = flows.put_interface(chosen.index, &chosen.interface)
+            {
+                refusals.insert(chosen.index, error.to_string());
+            }
+        }
+        Ok((described, refusals))
+    }
+
     /// Describes the wanted interfaces and attaches there; returns where that has come to pass.
     fn bring(&self, uplinks: &mut Uplinks, wanted: &BTreeMap<u32, Chosen>) -> Result<BTreeSet<u32>, String> {
-        let described: BTreeMap<u32, Interface> = {
-            let mut reconciler = lock(&self.reconciler);
-            let flows = reconciler.kernel_mut().flows_mut();
-            let there: BTreeMap<u32, Interface> = flows.interfaces().map_err(|e| e.to_string())?.into_iter().collect();
-            for (index, chosen) in wanted {
-                if there.get(index) != Some(&chosen.interface) {
-                    flows
-                        .put_interface(*index, &chosen.interface)
-                        .map_err(|error| error.to_string())?;
-                }
-            }
-            there
-        };
+        let (described, mut refusals) = self.describe(wanted)?;
         let mut programs = lock(&self.programs);
         let programs = &mut *programs;
         let there: BTreeSet<u32> = programs.attachments.translated().into_iter().collect();
@@ -174,19 +192,21 @@ impl Shared {
         for (index, chosen) in wanted {
             let known = uplinks.chosen.get(index);
             let is_new = known.is_none_or(|known| known.interface != chosen.interface || known.name != chosen.name);
-            if there.contains(index) && known.is_some_and(|known| known.hardware == chosen.hardware) {
+            let translates = there.contains(index) && known.is_some_and(|known| known.hardware == chosen.hardware);
+            if translates && !refusals.contains_key(index) {
                 attached.insert(*index);
                 if is_new {
                     tell(chosen, "an interface where packets are translated has changed");
                 }
                 continue;
             }
-            let refused = match Layer::of_hardware(chosen.hardware) {
-                None => Err(format!(
+            let refused = match (refusals.remove(index), Layer::of_hardware(chosen.hardware)) {
+                (Some(why), _) => Err(why),
+                (None, None) => Err(format!(
                     "its packets begin with a header that nobody here reads (type {})",
                     chosen.hardware
                 )),
-                Some(layer) => {
+                (None, Some(layer)) => {
                     match programs
                         .attachments
                         .translate(&mut programs.object, *index, &chosen.name, layer)

@@ -8,8 +8,8 @@ use lb_user::lab::Child;
 use serde_json::{Value, json};
 
 use crate::place::{
-    Attached, NEAR, TRANSLATORS, add_pair, add_uplink, attached, attached_names, described, has_links, index,
-    pinned_links, run, tool, uplink, wait_attached, wait_described,
+    Attached, NEAR, TRANSLATORS, add_pair, add_uplink, attached, attached_names, describe_strangers, described, has_links,
+    index, pinned_links, run, tool, uplink, wait_attached, wait_described,
 };
 
 fn holders(all: &[Attached]) -> Vec<&str> {
@@ -160,6 +160,19 @@ pub(super) fn restart_without(node: &Node) -> Result<()> {
     agent.stop()?;
     let none = attached(node, "up0")?;
     must(none.is_empty(), || format!("{none:?}"))
+}
+
+pub(super) fn crowded(node: &Node) -> Result<()> {
+    let _far = add_uplink(node)?;
+    let agent = node.start(&["--uplink", "none", "--guest-interface", "none0"])?;
+    agent.kill()?;
+    // Interfaces that have gone while no agent ran.
+    let filled = describe_strangers(node)?;
+    must(filled > 1_000, || format!("only {filled} found room"))?;
+    let agent = node.start(&[])?;
+    wait_attached(node, "up0", &TRANSLATORS)?;
+    wait_described(node, &[(index(node, "up0")?, uplink(NEAR, NODE_V6))])?;
+    agent.stop()
 }
 
 pub(super) fn repair(node: &Node) -> Result<()> {

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         ),
         trial("an_upgrade_swaps_programs_in_their_links", keep::upgrade),
         trial("a_restart_without_uplinks_takes_all_away", keep::restart_without),
+        trial("interfaces_that_are_gone_make_room", keep::crowded),
         trial("what_is_lost_is_attached_again", keep::repair),
         trial("observers_and_translators_share_an_interface", keep::shared),
         trial("what_others_attached_stays", keep::others),
