@@ -37,7 +37,7 @@ fn ips(texts: &[&str]) -> Vec<IpAddr> {
 }
 
 /// A node: loopback, an uplink with the node's addresses, a second uplink with a default route, a bridge of pods with a port.
-fn node() -> Network {
+pub(super) fn node() -> Network {
     let lo = Link {
         loopback: true,
         ..link(1, "lo", "")
@@ -49,8 +49,8 @@ fn node() -> Network {
     Network {
         links: vec![
             lo,
-            link(2, "eth0", ""),
-            link(3, "eth1", ""),
+            link(2, "eth0", "vlan"),
+            link(3, "eth1", "vlan"),
             link(4, "cni0", "bridge"),
             port,
         ],
@@ -84,7 +84,7 @@ fn auto(network: &Network, of_node: &[&str]) -> Vec<Chosen> {
     choose_with(network, &Uplinks::Auto, &[], of_node).chosen
 }
 
-fn names(chosen: &[Chosen]) -> Vec<&str> {
+pub(super) fn names(chosen: &[Chosen]) -> Vec<&str> {
     chosen.iter().map(|chosen| chosen.name.as_str()).collect()
 }
 
@@ -163,7 +163,7 @@ fn what_is_down_or_loopback_is_not_chosen() {
 }
 
 #[test]
-fn tunnels_count_once_they_have_an_address() {
+fn tunnels_count_with_an_address_or_without() {
     for kind in TUNNELS {
         let mut network = node();
         network.default_routes.clear();
@@ -171,17 +171,37 @@ fn tunnels_count_once_they_have_an_address() {
             hardware: NONE,
             ..link(7, "overlay", kind)
         });
-        network.addresses.push(at(7, "fe80::7"));
-        assert_eq!(names(&auto(&network, &[])), [""; 0], "{kind}");
-        network.addresses.push(at(7, "10.244.1.0"));
-        let chosen = auto(&network, &[]);
+        let chosen = auto(&network, &["192.0.2.10"]);
+        assert_eq!(names(&chosen), ["eth0", "overlay"], "{kind}");
         assert_eq!(
-            (names(&chosen), chosen[0].reason),
-            (vec!["overlay"], Reason::Tunnel),
+            (chosen[1].reason, chosen[1].hardware, chosen[1].interface.v4),
+            (Reason::Tunnel, NONE, addr("192.0.2.10")),
             "{kind}"
         );
-        assert_eq!(chosen[0].hardware, NONE);
+        network.addresses.push(at(7, "10.244.1.0"));
+        assert_eq!(auto(&network, &["192.0.2.10"])[1].interface.v4, addr("10.244.1.0"));
+        network.links[5].up = false;
+        assert_eq!(names(&auto(&network, &[])), [""; 0], "{kind}");
     }
+}
+
+#[test]
+fn network_cards_count_with_an_address_though_no_default_route_leads_there() {
+    let mut network = node();
+    network.default_routes.clear();
+    network.links.push(link(7, "eno2", ""));
+    network.addresses.push(at(7, "fe80::7"));
+    assert_eq!(names(&auto(&network, &[])), [""; 0]);
+    network.addresses.push(at(7, "198.51.100.9"));
+    let chosen = auto(&network, &[]);
+    assert_eq!((names(&chosen), chosen[0].reason), (vec!["eno2"], Reason::Address));
+    assert_eq!(chosen[0].interface.v4, addr("198.51.100.9"));
+    // As a port, or as what a driver made up for pods, it does not.
+    network.links[5].kind = "veth".to_owned();
+    assert_eq!(names(&auto(&network, &[])), [""; 0]);
+    network.links[5].kind = String::new();
+    network.links[5].master = Some(4);
+    assert_eq!(names(&auto(&network, &[])), [""; 0]);
 }
 
 #[test]
