@@ -17,8 +17,9 @@ use lb_common::{
 use super::state::{Shared, lock};
 use crate::{
     datapath::attach::{self, AttachError, Layer},
+    doctor::{self, Check},
     model::Kind,
-    node::links::{self, Choice, Chosen, Network, Wish},
+    node::links::{self, Choice, Chosen, Held, Network, Reason, Wish},
     view::{InterfaceSide, InterfaceView},
 };
 
@@ -38,8 +39,12 @@ pub(super) struct Uplinks {
     missing: Vec<String>,
     /// Interfaces with a default route, and when to look for them again.
     default_routes: Option<(BTreeSet<u32>, Instant)>,
+    /// What was chosen a moment ago.
+    held: Held,
     /// The node's addresses, as they were last known.
     node: Vec<IpAddr>,
+    /// What was said of the node's settings, once they were looked at.
+    complaints: Option<Vec<Check>>,
     /// Whether what an earlier agent has left was taken away.
     swept: bool,
 }
@@ -47,7 +52,15 @@ pub(super) struct Uplinks {
 impl Uplinks {
     fn read(&mut self) -> Result<Network, String> {
         let now = Instant::now();
-        let known = self.default_routes.take().filter(|(_, until)| now < *until);
+        // A reading that lacks what is held may lack the very route that has come back since.
+        let mut awaited = self
+            .chosen
+            .values()
+            .filter(|chosen| matches!(chosen.reason, Reason::DefaultRoute | Reason::Held));
+        let known = self
+            .default_routes
+            .take()
+            .filter(|(routes, until)| now < *until && awaited.all(|chosen| routes.contains(&chosen.index)));
         let (routes, until) = if let Some(known) = known {
             known
         } else {
@@ -102,10 +115,11 @@ impl Shared {
         let wanted = if self.config.translates() {
             let network = uplinks.read()?;
             settled = self.learn_node(&mut uplinks.node);
+            let node = uplinks.node.clone();
             let wish = Wish {
                 uplinks: &self.config.uplinks,
                 guests: &self.config.guests,
-                node: &uplinks.node,
+                node: &node,
             };
             let mut choice = links::choose(&network, &wish);
             if !settled {
@@ -116,6 +130,7 @@ impl Shared {
                 };
                 choice.keep_earlier(&network, &wish, &described);
             }
+            uplinks.held.hold(&mut choice, &network, &wish, Instant::now());
             choice
         } else if uplinks.swept {
             return Ok(());
@@ -131,9 +146,26 @@ impl Shared {
         let wanted: BTreeMap<u32, Chosen> = wanted.chosen.into_iter().map(|chosen| (chosen.index, chosen)).collect();
         let attached = self.bring(&mut uplinks, &wanted)?;
         self.take_away(&mut uplinks, &wanted, &attached)?;
+        if self.config.translates() && (uplinks.chosen != wanted || uplinks.complaints.is_none()) {
+            self.complain(&mut uplinks, &wanted);
+        }
         uplinks.swept |= settled;
         uplinks.chosen = wanted;
         Ok(())
+    }
+
+    /// Says what on this node keeps packets of these interfaces from where they should go, unless it was said.
+    fn complain(&self, uplinks: &mut Uplinks, wanted: &BTreeMap<u32, Chosen>) {
+        let choice = Choice {
+            chosen: wanted.values().cloned().collect(),
+            missing: Vec::new(),
+        };
+        let complaints = doctor::packets::complaints(&choice, self.config.snat_ports);
+        let said = uplinks.complaints.take().unwrap_or_default();
+        for check in complaints.iter().filter(|check| !said.contains(check)) {
+            tracing::warn!(check = %check.id, found = %check.found, wanted = %check.wanted, "{}", check.hint);
+        }
+        uplinks.complaints = Some(complaints);
     }
 
     /// Learns the node's addresses, those of the flags before those of the Node object, and tells whether they are known: until
@@ -248,9 +280,11 @@ impl Shared {
         wanted: &BTreeMap<u32, Chosen>,
         attached: &BTreeSet<u32>,
     ) -> Result<(), String> {
+        let mut kept = attached.clone();
         {
-            let there = attach::interfaces().map_err(|error| error.to_string())?;
             let mut programs = lock(&self.programs);
+            // Listed under the lock: by an older list, what was attached meanwhile would be taken for gone.
+            let there = attach::interfaces().map_err(|error| error.to_string())?;
             let attachments = &mut programs.attachments;
             attachments.keep_interfaces(&there);
             for index in attachments.translated() {
@@ -259,7 +293,17 @@ impl Shared {
                 }
             }
             for (index, chosen) in uplinks.chosen.iter().filter(|(index, _)| !wanted.contains_key(index)) {
+                // What could not be taken over from an earlier agent is not among those.
+                attachments
+                    .stop_translating(*index)
+                    .map_err(|error| error.to_string())?;
                 tracing::info!(interface = %chosen.name, index, "packets are translated no longer");
+            }
+            // Where the try to take over has failed, an earlier agent's programs go on by what they were told.
+            for index in wanted.keys().filter(|index| !attached.contains(index)) {
+                if attachments.has_translators(*index).map_err(|error| error.to_string())? {
+                    kept.insert(*index);
+                }
             }
             if !uplinks.swept {
                 let swept = attachments
@@ -274,7 +318,7 @@ impl Shared {
         let mut reconciler = lock(&self.reconciler);
         let flows = reconciler.kernel_mut().flows_mut();
         for (index, _) in flows.interfaces().map_err(|error| error.to_string())? {
-            if !attached.contains(&index) {
+            if !kept.contains(&index) {
                 flows.remove_interface(index).map_err(|error| error.to_string())?;
             }
         }

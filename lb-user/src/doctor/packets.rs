@@ -40,7 +40,8 @@ pub(super) fn examine(plan: &Plan) -> Vec<Check> {
             )];
         }
     };
-    let mut checks = vec![hook(attach::has_tcx()), uplinks(&choice)];
+    let blind = plan.uplinks == Uplinks::Auto && plan.node_addresses.is_empty();
+    let mut checks = vec![hook(attach::has_tcx()), uplinks(&choice, blind)];
     checks.extend(needs(&choice, plan.snat_ports));
     checks
 }
@@ -79,10 +80,10 @@ fn needs(choice: &Choice, snat_ports: PortRange) -> Vec<Check> {
     ]
 }
 
-/// What an agent should say at its start: what is not as it should be, but for the interfaces, of which it tells anyway.
-pub fn complaints(plan: &Plan) -> Vec<Check> {
-    let mut checks = examine(plan);
-    checks.retain(|check| check.state != State::Ok && check.id != "uplinks");
+/// What an agent should say of the interfaces that it has chosen: what is not as it should be around them.
+pub fn complaints(choice: &Choice, snat_ports: PortRange) -> Vec<Check> {
+    let mut checks = needs(choice, snat_ports);
+    checks.retain(|check| check.state != State::Ok);
     checks
 }
 
@@ -95,7 +96,8 @@ fn hook(has_tcx: bool) -> Check {
     Check::new("tc.hook", State::Ok, found, "any; links from kernel 6.6 on", "")
 }
 
-fn uplinks(choice: &Choice) -> Check {
+/// Judges the choice; `blind` where the agent's may be another one, as it may learn addresses of the node from its Node object.
+fn uplinks(choice: &Choice, blind: bool) -> Check {
     let id = "uplinks";
     let wanted = "an interface that leads out of the node";
     let named = |wanted: u32| -> Vec<String> {
@@ -117,6 +119,9 @@ fn uplinks(choice: &Choice) -> Check {
     };
     if !guests.is_empty() {
         found = format!("{found}; guests behind {}", guests.join(", "));
+    }
+    if blind {
+        found.push_str("; without --node-address, what carries only an address of the Node object is not seen here");
     }
     if !unread.is_empty() {
         return Check::new(
@@ -251,30 +256,33 @@ mod tests {
             chosen: vec![chosen("eth0", side::UPLINK, 1)],
             missing: Vec::new(),
         };
-        let found = uplinks(&choice);
+        let found = uplinks(&choice, false);
         assert_eq!(
             (found.state, found.found.as_str()),
             (State::Ok, "eth0 (has a default route)")
         );
+        let blind = uplinks(&choice, true);
+        assert_eq!(blind.state, State::Ok);
+        assert!(blind.found.contains("without --node-address"), "{blind:?}");
         choice.chosen.push(chosen("tap0", side::GUEST, 1));
         assert!(
-            uplinks(&choice)
+            uplinks(&choice, false)
                 .found
                 .ends_with("guests behind tap0 (has a default route)")
         );
         choice.missing.push("eth9".to_owned());
-        let found = uplinks(&choice);
+        let found = uplinks(&choice, false);
         assert!(
             found.state == State::Warn && found.found.contains("not there: eth9"),
             "{found:?}"
         );
         choice.chosen.push(chosen("ib0", side::UPLINK, 32));
-        let found = uplinks(&choice);
+        let found = uplinks(&choice, false);
         assert!(
             found.state == State::Warn && found.found.contains("not readable: ib0"),
             "{found:?}"
         );
-        assert_eq!(uplinks(&Choice::default()).state, State::Warn);
+        assert_eq!(uplinks(&Choice::default(), false).state, State::Warn);
     }
 
     #[test]

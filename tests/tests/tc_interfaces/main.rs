@@ -32,6 +32,7 @@ fn main() -> ExitCode {
             keep::restart_unknown,
         ),
         trial("an_upgrade_swaps_programs_in_their_links", keep::upgrade),
+        trial("what_refuses_leaves_what_works", keep::refusal),
         trial("a_restart_without_uplinks_takes_all_away", keep::restart_without),
         trial("interfaces_that_are_gone_make_room", keep::crowded),
         trial("what_is_lost_is_attached_again", keep::repair),
