@@ -375,7 +375,13 @@ impl Answers for Shared {
             problems: {
                 let desired = reconciler.desired().problems();
                 let ports = lock(&self.health_ports);
-                desired.iter().chain(&*ports).map(ProblemView::from).collect()
+                let own = self.own_problems(&reconciler);
+                desired
+                    .iter()
+                    .chain(&*ports)
+                    .chain(&own)
+                    .map(ProblemView::from)
+                    .collect()
             },
         })
     }

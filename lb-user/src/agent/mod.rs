@@ -52,7 +52,7 @@ use crate::{
         pins::Pins,
     },
     desired::{self, Desired},
-    doctor::{self, owners},
+    doctor::owners,
     http,
     metrics::{DEFAULT_SERVICE_CAP, Exporter},
     model::Kind,
@@ -114,22 +114,6 @@ fn refuse_other_owners(config: &Config) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// Says what on this node will keep translated packets from where they should go.
-fn warn_of_settings(config: &Config) {
-    let plan = doctor::Plan {
-        mode: config.mode,
-        bpffs: config.bpffs.clone(),
-        cgroup: Some(config.cgroup.clone()),
-        uplinks: config.uplinks.clone(),
-        guests: config.guests.clone(),
-        node_addresses: config.node_addresses.clone(),
-        snat_ports: config.snat_ports,
-    };
-    for check in doctor::packets::complaints(&plan) {
-        tracing::warn!(check = %check.id, found = %check.found, wanted = %check.wanted, "{}", check.hint);
-    }
 }
 
 fn sizes(config: &Config) -> Sizes {
@@ -317,7 +301,9 @@ async fn serve(config: Config) -> Result<()> {
         health_ports: Mutex::new(Vec::new()),
         config,
     });
-    warn_of_settings(&shared.config);
+    for problem in shared.own_problems(&lock(&shared.reconciler)) {
+        tracing::warn!("{problem}");
+    }
     // Where packets are translated is translated from the first moment on; what fails here is tried again by the loop.
     if let Err(error) = shared.follow_uplinks() {
         tracing::error!(%error, "the interfaces could not be looked at; it is tried again");

@@ -235,7 +235,8 @@ impl MetricSource for Shared {
             })
             .collect();
         let sync = reconciler.sync_state().clone();
-        let problems = (reconciler.desired().problems().len() + lock(&self.health_ports).len()) as u64;
+        let desired = reconciler.desired().problems().len();
+        let problems = (desired + lock(&self.health_ports).len() + self.own_problems(&reconciler).len()) as u64;
         drop(reconciler);
         let (reuse, evicted, forgotten, late, malformed) = {
             let observation = lock(&self.observation);

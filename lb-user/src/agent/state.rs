@@ -81,6 +81,10 @@ impl Programs {
                 Ok(_) => {}
                 // Of all that there were one may have gone meanwhile; one that was named must be there.
                 Err(AttachError::Interface { .. }) if *wanted == Interfaces::All => {}
+                // Nor does one of all that refuses keep the agent from its work.
+                Err(error) if *wanted == Interfaces::All => {
+                    tracing::warn!(%interface, %error, "not observed; it is tried again");
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -176,12 +180,13 @@ impl Shared {
         if self.config.interfaces != Interfaces::All {
             return Ok(());
         }
-        let there = attach::interfaces()?;
         let mut programs = lock(&self.programs);
         let programs = &mut *programs;
         if !programs.predecessors.is_empty() {
             return Ok(());
         }
+        // Listed under the lock: by an older list, what was attached meanwhile would be taken for gone.
+        let there = attach::interfaces()?;
         programs.attachments.keep_interfaces(&there);
         for (name, index) in &there {
             if programs.attachments.observes(*index) {
@@ -240,6 +245,23 @@ impl Shared {
             );
         }
         flushed
+    }
+
+    /// What of the flags does not hold. An earlier agent's table of flows is kept, and with it its size.
+    pub(super) fn own_problems(&self, reconciler: &Reconciler) -> Vec<Problem> {
+        let (there, wanted) = (reconciler.kernel().flows().slots(), self.config.limits.flows.get());
+        if !self.config.translates() || there == wanted {
+            return Vec::new();
+        }
+        vec![Problem {
+            origin: "evenkeel agent".to_owned(),
+            object: "the flow table".to_owned(),
+            field: "--max-flows".to_owned(),
+            message: format!(
+                "an earlier agent's flow table is kept, which has {there} slots, not {wanted}; `evenkeel cleanup` before a start \
+                 makes a new one, and ends the connections in it"
+            ),
+        }]
     }
 
     /// The counters of all Services, by id: one reading instead of one a Service.

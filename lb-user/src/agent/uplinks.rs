@@ -17,8 +17,9 @@ use lb_common::{
 use super::state::{Shared, lock};
 use crate::{
     datapath::attach::{self, AttachError, Layer},
+    doctor::{self, Check},
     model::Kind,
-    node::links::{self, Choice, Chosen, Network, Wish},
+    node::links::{self, Choice, Chosen, Held, Network, Reason, Wish},
     view::{InterfaceSide, InterfaceView},
 };
 
@@ -38,6 +39,12 @@ pub(super) struct Uplinks {
     missing: Vec<String>,
     /// Interfaces with a default route, and when to look for them again.
     default_routes: Option<(BTreeSet<u32>, Instant)>,
+    /// What was chosen a moment ago.
+    held: Held,
+    /// The node's addresses, as they were last known.
+    node: Vec<IpAddr>,
+    /// What was said of the node's settings, once they were looked at.
+    complaints: Option<Vec<Check>>,
     /// Whether what an earlier agent has left was taken away.
     swept: bool,
 }
@@ -45,7 +52,15 @@ pub(super) struct Uplinks {
 impl Uplinks {
     fn read(&mut self) -> Result<Network, String> {
         let now = Instant::now();
-        let known = self.default_routes.take().filter(|(_, until)| now < *until);
+        // A reading that lacks what is held may lack the very route that has come back since.
+        let mut awaited = self
+            .chosen
+            .values()
+            .filter(|chosen| matches!(chosen.reason, Reason::DefaultRoute | Reason::Held));
+        let known = self
+            .default_routes
+            .take()
+            .filter(|(routes, until)| now < *until && awaited.all(|chosen| routes.contains(&chosen.index)));
         let (routes, until) = if let Some(known) = known {
             known
         } else {
@@ -99,25 +114,23 @@ impl Shared {
         let mut settled = true;
         let wanted = if self.config.translates() {
             let network = uplinks.read()?;
-            let (node, known) = self.own_addresses();
-            let mut choice = links::choose(
-                &network,
-                &Wish {
-                    uplinks: &self.config.uplinks,
-                    guests: &self.config.guests,
-                    node: &node,
-                },
-            );
-            settled = known;
+            settled = self.learn_node(&mut uplinks.node);
+            let node = uplinks.node.clone();
+            let wish = Wish {
+                uplinks: &self.config.uplinks,
+                guests: &self.config.guests,
+                node: &node,
+            };
+            let mut choice = links::choose(&network, &wish);
             if !settled {
-                let reconciler = lock(&self.reconciler);
-                let described = reconciler
-                    .kernel()
-                    .flows()
-                    .interfaces()
-                    .map_err(|error| error.to_string())?;
-                choice.keep_earlier(&network, &described);
+                let described = {
+                    let reconciler = lock(&self.reconciler);
+                    let flows = reconciler.kernel().flows();
+                    flows.interfaces().map_err(|error| error.to_string())?
+                };
+                choice.keep_earlier(&network, &wish, &described);
             }
+            uplinks.held.hold(&mut choice, &network, &wish, Instant::now());
             choice
         } else if uplinks.swept {
             return Ok(());
@@ -132,43 +145,78 @@ impl Shared {
         }
         let wanted: BTreeMap<u32, Chosen> = wanted.chosen.into_iter().map(|chosen| (chosen.index, chosen)).collect();
         let attached = self.bring(&mut uplinks, &wanted)?;
-        if settled {
-            self.take_away(&mut uplinks, &wanted, &attached)?;
+        self.take_away(&mut uplinks, &wanted, &attached)?;
+        if self.config.translates() && (uplinks.chosen != wanted || uplinks.complaints.is_none()) {
+            self.complain(&mut uplinks, &wanted);
         }
+        uplinks.swept |= settled;
         uplinks.chosen = wanted;
         Ok(())
     }
 
-    /// The node's addresses, those of the flags before those of the Node object; and whether they are known: until the source has
-    /// told of Nodes, nobody can say that there is none.
-    fn own_addresses(&self) -> (Vec<IpAddr>, bool) {
+    /// Says what on this node keeps packets of these interfaces from where they should go, unless it was said.
+    fn complain(&self, uplinks: &mut Uplinks, wanted: &BTreeMap<u32, Chosen>) {
+        let choice = Choice {
+            chosen: wanted.values().cloned().collect(),
+            missing: Vec::new(),
+        };
+        let complaints = doctor::packets::complaints(&choice, self.config.snat_ports);
+        let said = uplinks.complaints.take().unwrap_or_default();
+        for check in complaints.iter().filter(|check| !said.contains(check)) {
+            tracing::warn!(check = %check.id, found = %check.found, wanted = %check.wanted, "{}", check.hint);
+        }
+        uplinks.complaints = Some(complaints);
+    }
+
+    /// Learns the node's addresses, those of the flags before those of the Node object, and tells whether they are known: until
+    /// the source has told of Nodes, nobody can say that there is none. A Node that is deleted leaves its addresses behind, as
+    /// the node itself is still there.
+    fn learn_node(&self, addresses: &mut Vec<IpAddr>) -> bool {
         if !self.config.node_addresses.is_empty() {
-            return (self.config.node_addresses.clone(), true);
+            addresses.clone_from(&self.config.node_addresses);
+            return true;
         }
         let reconciler = lock(&self.reconciler);
         let desired = reconciler.desired();
-        let node = desired.node();
-        let all = node.map_or_else(Vec::new, |node| {
-            node.internal_ips.iter().chain(&node.external_ips).copied().collect()
-        });
-        (all, desired.synced_kind(Kind::Node))
+        if let Some(node) = desired.node() {
+            *addresses = node.internal_ips.iter().chain(&node.external_ips).copied().collect();
+        }
+        desired.synced_kind(Kind::Node)
+    }
+
+    /// Describes the wanted interfaces, the uplinks first; returns what was described before, and which could not be, and why.
+    ///
+    /// Interfaces that are gone make room for those that come.
+    fn describe(
+        &self,
+        wanted: &BTreeMap<u32, Chosen>,
+    ) -> Result<(BTreeMap<u32, Interface>, BTreeMap<u32, String>), String> {
+        let all = attach::interfaces().map_err(|error| error.to_string())?;
+        let all: BTreeSet<u32> = all.into_iter().map(|(_, index)| index).collect();
+        let mut reconciler = lock(&self.reconciler);
+        let flows = reconciler.kernel_mut().flows_mut();
+        let mut described: BTreeMap<u32, Interface> =
+            flows.interfaces().map_err(|e| e.to_string())?.into_iter().collect();
+        let gone = |index: &u32| !wanted.contains_key(index) && !all.contains(index);
+        for (index, _) in described.extract_if(.., |index, _| gone(index)) {
+            flows.remove_interface(index).map_err(|error| error.to_string())?;
+        }
+        let mut order: Vec<&Chosen> = wanted.values().collect();
+        order.sort_by_key(|chosen| chosen.interface.side != side::UPLINK);
+        let mut refusals = BTreeMap::new();
+        for chosen in order {
+            if described.get(&chosen.index) != Some(&chosen.interface)
+                && let Err(error) = flows.put_interface(chosen.index, &chosen.interface)
+            {
+                refusals.insert(chosen.index, error.to_string());
+            }
+        }
+        Ok((described, refusals))
     }
 
     /// Describes the wanted interfaces and attaches there; returns where that has come to pass.
     fn bring(&self, uplinks: &mut Uplinks, wanted: &BTreeMap<u32, Chosen>) -> Result<BTreeSet<u32>, String> {
-        let described: BTreeMap<u32, Interface> = {
-            let mut reconciler = lock(&self.reconciler);
-            let flows = reconciler.kernel_mut().flows_mut();
-            let there: BTreeMap<u32, Interface> = flows.interfaces().map_err(|e| e.to_string())?.into_iter().collect();
-            for (index, chosen) in wanted {
-                if there.get(index) != Some(&chosen.interface) {
-                    flows
-                        .put_interface(*index, &chosen.interface)
-                        .map_err(|error| error.to_string())?;
-                }
-            }
-            there
-        };
+        let (described, mut refusals) = self.describe(wanted)?;
         let mut programs = lock(&self.programs);
         let programs = &mut *programs;
         let there: BTreeSet<u32> = programs.attachments.translated().into_iter().collect();
@@ -176,19 +224,21 @@ impl Shared {
         for (index, chosen) in wanted {
             let known = uplinks.chosen.get(index);
             let is_new = known.is_none_or(|known| known.interface != chosen.interface || known.name != chosen.name);
-            if there.contains(index) && known.is_some_and(|known| known.hardware == chosen.hardware) {
+            let translates = there.contains(index) && known.is_some_and(|known| known.hardware == chosen.hardware);
+            if translates && !refusals.contains_key(index) {
                 attached.insert(*index);
                 if is_new {
                     tell(chosen, "an interface where packets are translated has changed");
                 }
                 continue;
             }
-            let refused = match Layer::of_hardware(chosen.hardware) {
-                None => Err(format!(
+            let refused = match (refusals.remove(index), Layer::of_hardware(chosen.hardware)) {
+                (Some(why), _) => Err(why),
+                (None, None) => Err(format!(
                     "its packets begin with a header that nobody here reads (type {})",
                     chosen.hardware
                 )),
-                Some(layer) => {
+                (None, Some(layer)) => {
                     match programs
                         .attachments
                         .translate(&mut programs.object, *index, &chosen.name, layer)
@@ -230,9 +280,11 @@ impl Shared {
         wanted: &BTreeMap<u32, Chosen>,
         attached: &BTreeSet<u32>,
     ) -> Result<(), String> {
+        let mut kept = attached.clone();
         {
-            let there = attach::interfaces().map_err(|error| error.to_string())?;
             let mut programs = lock(&self.programs);
+            // Listed under the lock: by an older list, what was attached meanwhile would be taken for gone.
+            let there = attach::interfaces().map_err(|error| error.to_string())?;
             let attachments = &mut programs.attachments;
             attachments.keep_interfaces(&there);
             for index in attachments.translated() {
@@ -241,7 +293,17 @@ impl Shared {
                 }
             }
             for (index, chosen) in uplinks.chosen.iter().filter(|(index, _)| !wanted.contains_key(index)) {
+                // What could not be taken over from an earlier agent is not among those.
+                attachments
+                    .stop_translating(*index)
+                    .map_err(|error| error.to_string())?;
                 tracing::info!(interface = %chosen.name, index, "packets are translated no longer");
+            }
+            // Where the try to take over has failed, an earlier agent's programs go on by what they were told.
+            for index in wanted.keys().filter(|index| !attached.contains(index)) {
+                if attachments.has_translators(*index).map_err(|error| error.to_string())? {
+                    kept.insert(*index);
+                }
             }
             if !uplinks.swept {
                 let swept = attachments
@@ -250,14 +312,13 @@ impl Shared {
                 if !swept.is_empty() {
                     tracing::info!(links = ?swept, "detached what an earlier agent had attached to interfaces");
                 }
-                uplinks.swept = true;
             }
         }
         uplinks.refused.retain(|index, _| wanted.contains_key(index));
         let mut reconciler = lock(&self.reconciler);
         let flows = reconciler.kernel_mut().flows_mut();
         for (index, _) in flows.interfaces().map_err(|error| error.to_string())? {
-            if !attached.contains(&index) {
+            if !kept.contains(&index) {
                 flows.remove_interface(index).map_err(|error| error.to_string())?;
             }
         }

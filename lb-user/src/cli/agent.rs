@@ -64,7 +64,8 @@ pub(super) struct AgentArgs {
     interfaces: Vec<String>,
     /// Interfaces that lead out of the node, where packets from outside are translated: `auto`, `none`, or names (repeatable). By
     /// default auto in balance mode: those that are up, no port of a bridge or bond, and carry an address of the node or a default
-    /// route, or are tunnels with an address; none in observe mode, which translates nothing
+    /// route, or are network cards with an address, or tunnels; what ceases to be so stays one for a minute. In observe mode none:
+    /// it translates nothing
     #[arg(
         long = "uplink",
         env = "EVENKEEL_UPLINK",

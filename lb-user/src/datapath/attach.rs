@@ -144,6 +144,8 @@ pub struct Attachments {
     held: BTreeMap<String, Held>,
     /// Interfaces with programs of ours, by index.
     interfaces: BTreeMap<u32, Carried>,
+    /// Whether another version of this installation was taken over, whose filters do not say whose they are.
+    succeeds: bool,
 }
 
 /// What became of one link at an attach or check.
@@ -173,6 +175,7 @@ impl Attachments {
             pins,
             held: BTreeMap::new(),
             interfaces: BTreeMap::new(),
+            succeeds: false,
         })
     }
 

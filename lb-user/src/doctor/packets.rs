@@ -10,6 +10,7 @@ use crate::{
     datapath::attach::{self, Layer},
     node::{
         links::{self, Choice, Chosen, Network, Wish},
+        nftables::{self, Chain},
         settings::Sysctls,
     },
     view::Mode,
@@ -40,7 +41,8 @@ pub(super) fn examine(plan: &Plan) -> Vec<Check> {
             )];
         }
     };
-    let mut checks = vec![hook(attach::has_tcx()), uplinks(&choice)];
+    let blind = plan.uplinks == Uplinks::Auto && plan.node_addresses.is_empty();
+    let mut checks = vec![hook(attach::has_tcx()), uplinks(&choice, blind)];
     checks.extend(needs(&choice, plan.snat_ports));
     checks
 }
@@ -76,13 +78,14 @@ fn needs(choice: &Choice, snat_ports: PortRange) -> Vec<Check> {
         ),
         ports(snat_ports, Sysctls::read().local_ports().as_ref()),
         reverse_path(&strict, choice.chosen.len()),
+        forward_chains(nftables::chains().map_err(|error| error.to_string()), has_legacy()),
     ]
 }
 
-/// What an agent should say at its start: what is not as it should be, but for the interfaces, of which it tells anyway.
-pub fn complaints(plan: &Plan) -> Vec<Check> {
-    let mut checks = examine(plan);
-    checks.retain(|check| check.state != State::Ok && check.id != "uplinks");
+/// What an agent should say of the interfaces that it has chosen: what is not as it should be around them.
+pub fn complaints(choice: &Choice, snat_ports: PortRange) -> Vec<Check> {
+    let mut checks = needs(choice, snat_ports);
+    checks.retain(|check| check.state != State::Ok);
     checks
 }
 
@@ -95,7 +98,8 @@ fn hook(has_tcx: bool) -> Check {
     Check::new("tc.hook", State::Ok, found, "any; links from kernel 6.6 on", "")
 }
 
-fn uplinks(choice: &Choice) -> Check {
+/// Judges the choice; `blind` where the agent's may be another one, as it may learn addresses of the node from its Node object.
+fn uplinks(choice: &Choice, blind: bool) -> Check {
     let id = "uplinks";
     let wanted = "an interface that leads out of the node";
     let named = |wanted: u32| -> Vec<String> {
@@ -117,6 +121,9 @@ fn uplinks(choice: &Choice) -> Check {
     };
     if !guests.is_empty() {
         found = format!("{found}; guests behind {}", guests.join(", "));
+    }
+    if blind {
+        found.push_str("; without --node-address, what carries only an address of the Node object is not seen here");
     }
     if !unread.is_empty() {
         return Check::new(
@@ -199,6 +206,52 @@ fn ports(range: PortRange, local: Option<&RangeInclusive<u16>>) -> Check {
     Check::new(id, State::Ok, range.to_string(), wanted, "")
 }
 
+/// Whether the old iptables, whose rules are not in nftables, has rules for what is forwarded.
+fn has_legacy() -> bool {
+    let names = ["/proc/net/ip_tables_names", "/proc/net/ip6_tables_names"];
+    let mut texts = names.iter().filter_map(|path| fs::read_to_string(path).ok());
+    texts.any(|text| text.lines().any(|table| table == "filter"))
+}
+
+/// Judges the chains that translated packets are routed through; single rules are not judged.
+fn forward_chains(chains: Result<Vec<Chain>, String>, has_legacy: bool) -> Check {
+    let id = "netfilter.forward";
+    let wanted = "no chain of forwarded packets with the policy to drop";
+    let chains = match chains {
+        Ok(chains) => chains,
+        Err(why) => {
+            let hint = "see whether something on this node drops forwarded packets: nft list chains";
+            return Check::new(id, State::Warn, format!("cannot be listed: {why}"), wanted, hint);
+        }
+    };
+    let family = |number: u8| match number {
+        2 => "ip",
+        10 => "ip6",
+        _ => "inet",
+    };
+    let dropping: Vec<String> = chains
+        .iter()
+        .filter(|chain| chain.drops_forwarded)
+        .map(|chain| format!("{} {} {}", family(chain.family), chain.table, chain.name))
+        .collect();
+    if dropping.is_empty() {
+        let found = if has_legacy {
+            "none; what the old iptables has is not read"
+        } else {
+            "none"
+        };
+        return Check::new(id, State::Ok, found, wanted, "");
+    }
+    Check::new(
+        id,
+        State::Warn,
+        dropping.join(", "),
+        wanted,
+        "packets from outside end there on their way to a backend elsewhere, unless a rule accepts them: accept those to and from \
+         the backends, or set the policy to accept",
+    )
+}
+
 /// Whether the kernel drops packets whose sender it would answer through another interface; the stricter setting counts.
 fn is_strict(all: Option<&str>, own: Option<&str>) -> bool {
     let number = |setting: Option<&str>| setting.and_then(|text| text.parse::<u8>().ok()).unwrap_or(0);
@@ -251,30 +304,33 @@ mod tests {
             chosen: vec![chosen("eth0", side::UPLINK, 1)],
             missing: Vec::new(),
         };
-        let found = uplinks(&choice);
+        let found = uplinks(&choice, false);
         assert_eq!(
             (found.state, found.found.as_str()),
             (State::Ok, "eth0 (has a default route)")
         );
+        let blind = uplinks(&choice, true);
+        assert_eq!(blind.state, State::Ok);
+        assert!(blind.found.contains("without --node-address"), "{blind:?}");
         choice.chosen.push(chosen("tap0", side::GUEST, 1));
         assert!(
-            uplinks(&choice)
+            uplinks(&choice, false)
                 .found
                 .ends_with("guests behind tap0 (has a default route)")
         );
         choice.missing.push("eth9".to_owned());
-        let found = uplinks(&choice);
+        let found = uplinks(&choice, false);
         assert!(
             found.state == State::Warn && found.found.contains("not there: eth9"),
             "{found:?}"
         );
         choice.chosen.push(chosen("ib0", side::UPLINK, 32));
-        let found = uplinks(&choice);
+        let found = uplinks(&choice, false);
         assert!(
             found.state == State::Warn && found.found.contains("not readable: ib0"),
             "{found:?}"
         );
-        assert_eq!(uplinks(&Choice::default()).state, State::Warn);
+        assert_eq!(uplinks(&Choice::default(), false).state, State::Warn);
     }
 
     #[test]
@@ -300,6 +356,22 @@ mod tests {
                 .contains("ip_local_port_range")
         );
         assert!(ports(range(20_000, 30_000), Some(&local)).found.contains("node ports"));
+    }
+
+    #[test]
+    fn chains_that_drop_forwarded_packets_are_named() {
+        let chain = |family, drops_forwarded| Chain {
+            family,
+            table: "filter".to_owned(),
+            name: "FORWARD".to_owned(),
+            translates: false,
+            drops_forwarded,
+        };
+        let found = forward_chains(Ok(vec![chain(2, true), chain(10, false)]), false);
+        assert_eq!((found.state, found.found.as_str()), (State::Warn, "ip filter FORWARD"));
+        assert_eq!(forward_chains(Ok(vec![chain(2, false)]), false).state, State::Ok);
+        assert!(forward_chains(Ok(Vec::new()), true).found.contains("not read"));
+        assert_eq!(forward_chains(Err("no".to_owned()), false).state, State::Warn);
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! says for each chosen interface why, and which addresses the node sends from there. The invariants: a port of a bridge or bond
 //! is never chosen beside its master, and an address that is not usable yet is nobody's source.
 
+mod held;
+
 use std::{
     collections::BTreeSet,
     fmt, io,
@@ -15,6 +17,7 @@ use lb_common::{
     flow::{Interface, side},
 };
 
+pub use self::held::{HOLD, Held};
 use super::{Error, Result};
 use crate::{
     config::{NamePattern, Uplinks},
@@ -285,8 +288,12 @@ pub enum Reason {
     NodeAddress(IpAddr),
     /// A default route leads through it.
     DefaultRoute,
-    /// It is a tunnel with an address that means the same everywhere.
+    /// It is a network card with an address that means the same everywhere.
+    Address,
+    /// It is a tunnel.
     Tunnel,
+    /// It was chosen until a moment ago.
+    Held,
     /// An earlier agent has chosen it, and what this one would choose is not known yet.
     Earlier,
 }
@@ -297,7 +304,9 @@ impl fmt::Display for Reason {
             Self::Named | Self::Guest => f.write_str("named by a flag"),
             Self::NodeAddress(address) => write!(f, "carries the node's address {address}"),
             Self::DefaultRoute => f.write_str("has a default route"),
-            Self::Tunnel => f.write_str("a tunnel with an address"),
+            Self::Address => f.write_str("a network card with an address"),
+            Self::Tunnel => f.write_str("a tunnel"),
+            Self::Held => f.write_str("was an uplink until a moment ago"),
             Self::Earlier => f.write_str("as before, until the node's addresses are known"),
         }
     }
@@ -328,19 +337,30 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Leaves what an earlier agent has described as it is, as far as it is still there.
+    /// Leaves what an earlier agent has described as it is, as far as that is still there; uplinks that it alone has chosen stay
+    /// where the choice is automatic.
     ///
     /// While the node's own addresses are not known, less would be chosen than is wanted, and other sources.
-    pub fn keep_earlier(&mut self, network: &Network, described: &[(u32, Interface)]) {
-        for (index, interface) in described {
+    pub fn keep_earlier(&mut self, network: &Network, wish: &Wish<'_>, described: &[(u32, Interface)]) {
+        let kept = |earlier: Addr, now: Addr| {
+            let carried = |earlier: IpAddr| network.addresses.iter().any(|address| address.address == earlier);
+            let stays = earlier != Addr::ZERO && (now == Addr::ZERO || carried(IpAddr::from(earlier)));
+            if stays { earlier } else { now }
+        };
+        for (index, earlier) in described {
             if let Some(chosen) = self.chosen.iter_mut().find(|chosen| chosen.index == *index) {
-                chosen.interface = *interface;
-            } else if let Some(link) = network.link(*index) {
+                chosen.interface.v4 = kept(earlier.v4, chosen.interface.v4);
+                chosen.interface.v6 = kept(earlier.v6, chosen.interface.v6);
+            } else if let Some(link) = network.link(*index)
+                && earlier.side == side::UPLINK
+                && *wish.uplinks == Uplinks::Auto
+                && !is_port(network, link)
+            {
                 self.chosen.push(Chosen {
                     index: link.index,
                     name: link.name.clone(),
                     hardware: link.hardware,
-                    interface: *interface,
+                    interface: *earlier,
                     reason: Reason::Earlier,
                 });
             }
@@ -375,12 +395,7 @@ pub fn choose(network: &Network, wish: &Wish<'_>) -> Choice {
                 index: link.index,
                 name: link.name.clone(),
                 hardware: link.hardware,
-                interface: Interface {
-                    v4: source(network, wish, link.index, IpAddr::is_ipv4),
-                    v6: source(network, wish, link.index, IpAddr::is_ipv6),
-                    side,
-                    pad: 0,
-                },
+                interface: interface(network, wish, link.index, side),
                 reason,
             });
         }
@@ -390,6 +405,16 @@ pub fn choose(network: &Network, wish: &Wish<'_>) -> Choice {
         choice.missing = names.iter().filter(|name| !there(name)).cloned().collect();
     }
     choice
+}
+
+/// What the programs are told of an interface.
+fn interface(network: &Network, wish: &Wish<'_>, index: u32, side: u32) -> Interface {
+    Interface {
+        v4: source(network, wish, index, IpAddr::is_ipv4),
+        v6: source(network, wish, index, IpAddr::is_ipv6),
+        side,
+        pad: 0,
+    }
 }
 
 fn judge(network: &Network, wish: &Wish<'_>, link: &Link) -> Option<(u32, Reason)> {
@@ -413,12 +438,19 @@ fn judge(network: &Network, wish: &Wish<'_>, link: &Link) -> Option<(u32, Reason
         Reason::NodeAddress(of_node.address)
     } else if network.default_routes.contains(&link.index) {
         Reason::DefaultRoute
-    } else if TUNNELS.contains(&&*link.kind) && carried.any(|address| address.global) {
+    } else if TUNNELS.contains(&&*link.kind) {
         Reason::Tunnel
+    } else if is_card(link) && carried.any(|address| address.global) {
+        Reason::Address
     } else {
         return None;
     };
     Some((side::UPLINK, reason))
+}
+
+/// Whether an interface is hardware that speaks Ethernet: drivers of virtual ones call themselves something.
+fn is_card(link: &Link) -> bool {
+    link.kind.is_empty() && link.hardware == libc::ARPHRD_ETHER
 }
 
 /// Whether an interface hands what it carries to a master, whose packets those are then. The members of a VRF do not.

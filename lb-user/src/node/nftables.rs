@@ -30,6 +30,8 @@ pub struct Chain {
     pub name: String,
     /// Whether it is hooked in where addresses are translated.
     pub translates: bool,
+    /// Whether what is routed through this node ends here, unless a rule accepts it: hooked in there, with the policy to drop.
+    pub drops_forwarded: bool,
 }
 
 /// One entry of a verdict map: traffic to a frontend goes to a chain.
@@ -67,7 +69,14 @@ const GETGEN: u16 = SUBSYSTEM + 16;
 const GENERATION: u16 = 1;
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
+const CHAIN_HOOK: u16 = 4;
+const HOOK_NUMBER: u16 = 1;
+const CHAIN_POLICY: u16 = 5;
 const CHAIN_TYPE: u16 = 7;
+const HOOK_FORWARD: u32 = 2;
+const POLICY_DROP: u32 = 0;
+/// The families of IP packets: both, IPv4, IPv6. The others number their hooks in their own ways.
+const IP_FAMILIES: [u8; 3] = [1, 2, IPV6];
 const RULE_TABLE: u16 = 1;
 const RULE_CHAIN: u16 = 2;
 const RULE_EXPRESSIONS: u16 = 4;
@@ -175,6 +184,9 @@ fn chain(payload: &[u8]) -> io::Result<Option<Chain>> {
             table,
             name,
             translates: text(list, CHAIN_TYPE).as_deref() == Some("nat"),
+            drops_forwarded: IP_FAMILIES.contains(&family)
+                && attribute(list, CHAIN_HOOK).and_then(|hook| number(hook, HOOK_NUMBER)) == Some(HOOK_FORWARD)
+                && number(list, CHAIN_POLICY) == Some(POLICY_DROP),
         }))
 }
 

@@ -166,6 +166,7 @@ mod tests {
             table: table.to_owned(),
             name: name.to_owned(),
             translates: false,
+            drops_forwarded: false,
         }
     }
 

@@ -53,12 +53,25 @@ pub(super) fn down_and_up(node: &Node) -> Result<()> {
     let _far = add_uplink(node)?;
     let agent = node.start(&[])?;
     wait_attached(node, "up0", &TRANSLATORS)?;
+    let before = attached(node, "up0")?;
+    let shown_as = |reason: &str| {
+        until("the agent to look", || {
+            let shown = agent.status()?.interfaces;
+            must(shown.len() == 1 && shown[0].reason.as_deref() == Some(reason), || {
+                format!("{shown:?}")
+            })
+        })
+    };
+    // Its route goes with it; connections that are under way outlast that.
     run(node, "ip link set up0 down")?;
-    wait_attached(node, "up0", &[])?;
-    wait_described(node, &[])?;
+    shown_as("was an uplink until a moment ago")?;
+    let meanwhile = attached(node, "up0")?;
+    must(before == meanwhile, || format!("{before:?} became {meanwhile:?}"))?;
     run(node, "ip link set up0 up")?;
     route(node)?;
-    wait_attached(node, "up0", &TRANSLATORS)?;
+    shown_as("has a default route")?;
+    let after = attached(node, "up0")?;
+    must(before == after, || format!("{before:?} became {after:?}"))?;
     wait_described(node, &[(index(node, "up0")?, uplink(NEAR, NODE_V6))])?;
     agent.stop()
 }

@@ -8,8 +8,8 @@ use lb_user::lab::Child;
 use serde_json::{Value, json};
 
 use crate::place::{
-    Attached, NEAR, TRANSLATORS, add_pair, add_uplink, attached, attached_names, described, has_links, index,
-    pinned_links, run, tool, uplink, wait_attached, wait_described,
+    Attached, NEAR, TRANSLATORS, add_pair, add_uplink, attached, attached_names, describe_strangers, described,
+    has_links, index, pinned_links, run, tool, uplink, wait_attached, wait_described,
 };
 
 fn holders(all: &[Attached]) -> Vec<&str> {
@@ -137,6 +137,36 @@ pub(super) fn upgrade(node: &Node) -> Result<()> {
     agent.stop()
 }
 
+pub(super) fn refusal(node: &Node) -> Result<()> {
+    let _far = add_uplink(node)?;
+    let agent = node.start(&[])?;
+    wait_attached(node, "up0", &TRANSLATORS)?;
+    let wanted = [(index(node, "up0")?, uplink(NEAR, NODE_V6))];
+    agent.kill()?;
+    if !has_links() {
+        return Ok(());
+    }
+    // Folders in the place of two pins, which no link can be taken over from nor pinned to.
+    let folders =
+        ["lb_ingress", "tc_ingress"].map(|program| node.own_pins().join(format!("link-{program}-{}", wanted[0].0)));
+    fs::remove_file(&folders[0])?;
+    for folder in &folders {
+        fs::create_dir(folder)?;
+    }
+    // One of all interfaces refuses; the agent starts, and what worked there goes on working.
+    let agent = node.start(&["--interface", "all"])?;
+    let shown = agent.status()?.interfaces;
+    must(shown.len() == 1 && shown[0].problem.is_some(), || format!("{shown:?}"))?;
+    wait_attached(node, "up0", &["lb_egress"])?;
+    wait_described(node, &wanted)?;
+    for folder in &folders {
+        fs::remove_dir(folder)?;
+    }
+    wait_attached(node, "up0", &["lb_ingress", "tc_ingress", "lb_egress", "tc_egress"])?;
+    wait_described(node, &wanted)?;
+    agent.stop()
+}
+
 pub(super) fn restart_without(node: &Node) -> Result<()> {
     let _far = add_uplink(node)?;
     let agent = node.start(&[])?;
@@ -160,6 +190,19 @@ pub(super) fn restart_without(node: &Node) -> Result<()> {
     agent.stop()?;
     let none = attached(node, "up0")?;
     must(none.is_empty(), || format!("{none:?}"))
+}
+
+pub(super) fn crowded(node: &Node) -> Result<()> {
+    let _far = add_uplink(node)?;
+    let agent = node.start(&["--uplink", "none", "--guest-interface", "none0"])?;
+    agent.kill()?;
+    // Interfaces that have gone while no agent ran.
+    let filled = describe_strangers(node)?;
+    must(filled > 1_000, || format!("only {filled} found room"))?;
+    let agent = node.start(&[])?;
+    wait_attached(node, "up0", &TRANSLATORS)?;
+    wait_described(node, &[(index(node, "up0")?, uplink(NEAR, NODE_V6))])?;
+    agent.stop()
 }
 
 pub(super) fn repair(node: &Node) -> Result<()> {

@@ -165,6 +165,15 @@ pub(super) fn described(node: &Node) -> Result<BTreeMap<u32, Interface>> {
     Ok(map.iter().collect::<Result<_, _>>()?)
 }
 
+/// Describes interfaces that are not there, until no more find room; returns how many did.
+pub(super) fn describe_strangers(node: &Node) -> Result<usize> {
+    let mut map: HashMap<_, u32, Interface> = HashMap::try_from(Map::HashMap(pinned_map(node, names::INTERFACES)?))?;
+    let indices = 1_000_000..1_000_000 + 2 * names::MAX_INTERFACES;
+    Ok(indices
+        .take_while(|index| map.insert(index, uplink(NEAR, ""), 0).is_ok())
+        .count())
+}
+
 /// Waits until exactly these interfaces are described.
 pub(super) fn wait_described(node: &Node, wanted: &[(u32, Interface)]) -> Result<()> {
     let wanted: BTreeMap<u32, Interface> = wanted.iter().copied().collect();

@@ -48,6 +48,13 @@ pub(super) fn flow_size(node: &Node) -> Result<()> {
         ..wanted
     };
     must(found == wanted, || format!("{found:?}"))?;
+    let problems = agent.status()?.problems;
+    must(
+        problems
+            .iter()
+            .any(|problem| problem.field == "--max-flows" && problem.message.contains("4096 slots")),
+        || format!("{problems:?}"),
+    )?;
     agent.kill()?;
 
     // Without uplinks nothing of it stays, so that the next agent has the size that it asks for.
@@ -113,6 +120,7 @@ pub(super) fn doctor(node: &Node) -> Result<()> {
     must_be(&[], "uplinks", "warn", "none")?;
     let _far = add_uplink(node)?;
     must_be(&[], "uplinks", "ok", "up0 (has a default route)")?;
+    must_be(&[], "uplinks", "ok", "without --node-address")?;
     must_be(&[], "tc.hook", "ok", "")?;
     must_be(&["--guest-interface", "up*"], "uplinks", "ok", "guests behind up0")?;
     must_be(&["--uplink", "up9"], "uplinks", "warn", "not there: up9")?;

@@ -221,6 +221,23 @@ impl Attachments {
         all.map(|(index, _)| *index).collect()
     }
 
+    /// Whether translators are on an interface, of this agent or an earlier one.
+    ///
+    /// # Errors
+    /// When filters cannot be listed.
+    pub fn has_translators(&self, index: u32) -> Result<bool, AttachError> {
+        let translates = |program: &str| !PACKET.contains(&program);
+        if has_tcx() {
+            let mut links = programs()
+                .filter(|program| translates(program))
+                .map(|program| Hook { program, index }.to_string());
+            let pinned = |link: &str| self.pins.as_ref().is_some_and(|pins| pins.link(link).exists());
+            return Ok(links.any(|link| self.held.contains_key(&link) || pinned(&link)));
+        }
+        let found = filters_of(index, "", self.pins.as_ref(), self.succeeds)?;
+        Ok(found.iter().any(|(hook, _)| translates(hook.program)))
+    }
+
     /// Forgets interfaces that are no longer there, whose links went with them, and learns the names of those that are.
     pub fn keep_interfaces(&mut self, there: &[(String, u32)]) {
         let gone: Vec<u32> = self
@@ -274,7 +291,7 @@ impl Attachments {
         }
         if !has_tcx() {
             for (name, index) in interfaces()? {
-                for (hook, filter) in filters_of(index, &name, Some(&pins))? {
+                for (hook, filter) in filters_of(index, &name, Some(&pins), self.succeeds)? {
                     if unknown(self, hook) {
                         remove_filter(hook, &filter, &name)?;
                         swept.push(hook.to_string());
@@ -293,6 +310,7 @@ impl Attachments {
     /// # Errors
     /// When a pin cannot be moved.
     pub fn adopt(&mut self, other: &Pins) -> Result<(), AttachError> {
+        self.succeeds = true;
         let Some(pins) = &self.pins else { return Ok(()) };
         let failed = |source| AttachError::Predecessor {
             folder: other.folder(),
@@ -348,7 +366,9 @@ impl Attachments {
     pub(super) fn filter_is_there(&self, link: &str) -> bool {
         let Some(hook) = Hook::of_link(link) else { return false };
         filters::list(hook.index, hook.direction()).is_ok_and(|all| {
-            let mut ours = all.iter().filter(|filter| is_of(hook, filter, self.pins.as_ref()));
+            let mut ours = all
+                .iter()
+                .filter(|filter| is_of(hook, filter, self.pins.as_ref(), self.succeeds));
             ours.any(|filter| filter.program_id != 0)
         })
     }
@@ -375,9 +395,15 @@ impl Attachments {
             match self.attach_hook(object, hook) {
                 Ok(how) => done.push((hook.to_string(), how)),
                 Err(error) => {
+                    // What worked before goes on working; only half of a pair is nobody's wish.
+                    for (link, _) in done.iter().filter(|(_, how)| *how == Done::Attached) {
+                        if let Some(hook) = Hook::of_link(link) {
+                            self.detach_hook(hook)?;
+                        }
+                    }
                     let carried = self.interfaces.get(&index);
                     if carried.is_some_and(|carried| !carried.observed && carried.translated.is_none()) {
-                        self.detach_interface(index)?;
+                        self.interfaces.remove(&index);
                     }
                     return Err(error);
                 }
@@ -432,10 +458,16 @@ impl Attachments {
             gone => gone,
         })?;
         let all = filters::list(hook.index, hook.direction()).map_err(refused)?;
-        let known = all.iter().find(|filter| is_of(hook, filter, self.pins.as_ref()));
+        let known = all
+            .iter()
+            .find(|filter| is_of(hook, filter, self.pins.as_ref(), self.succeeds));
         let (filter, done) = match known {
             Some(known) if known.program_id == program_id => return Ok(Done::InPlace),
-            Some(known) => (known.clone(), Done::Swapped),
+            // One of an earlier version learns whose it is.
+            Some(known) => {
+                let name = filter_name(hook.program, self.pins.as_ref());
+                (Filter { name, ..known.clone() }, Done::Swapped)
+            }
             None => {
                 let taken = |handle: &u32| all.iter().any(|f| (f.priority, f.handle) == (hook.priority(), *handle));
                 let new = Filter {
@@ -477,7 +509,7 @@ impl Attachments {
                 .interfaces
                 .get(&hook.index)
                 .map_or("", |carried| carried.name.as_str());
-            for (known, filter) in filters_of(hook.index, name, self.pins.as_ref())? {
+            for (known, filter) in filters_of(hook.index, name, self.pins.as_ref(), self.succeeds)? {
                 if known == hook {
                     remove_filter(hook, &filter, name)?;
                 }
@@ -505,14 +537,20 @@ fn filter_name(program: &str, pins: Option<&Pins>) -> String {
     }
 }
 
-/// Whether a filter runs a hook's program; earlier versions named the program alone.
-fn is_of(hook: Hook, filter: &Filter, pins: Option<&Pins>) -> bool {
+/// Whether a filter runs a hook's program. Earlier versions named the program alone: `nameless` filters are this installation's
+/// only where it had such a version.
+fn is_of(hook: Hook, filter: &Filter, pins: Option<&Pins>, nameless: bool) -> bool {
     filter.priority == hook.priority()
-        && (filter.name == filter_name(hook.program, pins) || filter.name == hook.program)
+        && (filter.name == filter_name(hook.program, pins) || nameless && filter.name == hook.program)
 }
 
 /// The filters of an installation on an interface.
-fn filters_of(index: u32, interface: &str, pins: Option<&Pins>) -> Result<Vec<(Hook, Filter)>, AttachError> {
+fn filters_of(
+    index: u32,
+    interface: &str,
+    pins: Option<&Pins>,
+    nameless: bool,
+) -> Result<Vec<(Hook, Filter)>, AttachError> {
     let mut found = Vec::new();
     for direction in Direction::BOTH {
         let all = filters::list(index, direction).map_err(|source| AttachError::Filters {
@@ -524,7 +562,7 @@ fn filters_of(index: u32, interface: &str, pins: Option<&Pins>) -> Result<Vec<(H
             let hooks = programs().map(|program| Hook { program, index });
             let known = hooks
                 .filter(|hook| hook.direction() == direction)
-                .find(|hook| is_of(*hook, &filter, pins));
+                .find(|hook| is_of(*hook, &filter, pins, nameless));
             if let Some(hook) = known {
                 found.push((hook, filter));
             }
@@ -551,8 +589,9 @@ pub fn remove_filters(pins: &Pins, dry_run: bool) -> Result<Vec<(&'static str, S
     if has_tcx() {
         return Ok(removed);
     }
+    let nameless = pins.other_abis().is_ok_and(|all| !all.is_empty());
     for (name, index) in interfaces()? {
-        for (hook, filter) in filters_of(index, &name, Some(pins))? {
+        for (hook, filter) in filters_of(index, &name, Some(pins), nameless)? {
             if !dry_run {
                 remove_filter(hook, &filter, &name)?;
             }
@@ -610,11 +649,15 @@ mod tests {
             program_id: 9,
         };
         let pins = Pins::new("/sys/fs/bpf".as_ref(), "evenkeel");
-        assert!(is_of(hook, &filter("lb_ingress@evenkeel", 0xe0), Some(&pins)));
-        assert!(is_of(hook, &filter("lb_ingress", 0xe0), Some(&pins)));
-        assert!(!is_of(hook, &filter("lb_ingress@other", 0xe0), Some(&pins)));
-        assert!(!is_of(hook, &filter("lb_ingress@evenkeel", 1), Some(&pins)));
-        assert!(!is_of(hook, &filter("lb_egress@evenkeel", 0xe0), Some(&pins)));
+        let is_of = |hook, filter: &Filter, nameless| is_of(hook, filter, Some(&pins), nameless);
+        for nameless in [false, true] {
+            assert!(is_of(hook, &filter("lb_ingress@evenkeel", 0xe0), nameless));
+            // Without an installation's name it is an earlier version's, if there was one here, or another installation's.
+            assert_eq!(is_of(hook, &filter("lb_ingress", 0xe0), nameless), nameless);
+            assert!(!is_of(hook, &filter("lb_ingress@other", 0xe0), nameless));
+            assert!(!is_of(hook, &filter("lb_ingress@evenkeel", 1), nameless));
+            assert!(!is_of(hook, &filter("lb_egress@evenkeel", 0xe0), nameless));
+        }
     }
 
     #[test]

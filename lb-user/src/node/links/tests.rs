@@ -37,7 +37,7 @@ fn ips(texts: &[&str]) -> Vec<IpAddr> {
 }
 
 /// A node: loopback, an uplink with the node's addresses, a second uplink with a default route, a bridge of pods with a port.
-fn node() -> Network {
+pub(super) fn node() -> Network {
     let lo = Link {
         loopback: true,
         ..link(1, "lo", "")
@@ -49,8 +49,8 @@ fn node() -> Network {
     Network {
         links: vec![
             lo,
-            link(2, "eth0", ""),
-            link(3, "eth1", ""),
+            link(2, "eth0", "vlan"),
+            link(3, "eth1", "vlan"),
             link(4, "cni0", "bridge"),
             port,
         ],
@@ -84,7 +84,7 @@ fn auto(network: &Network, of_node: &[&str]) -> Vec<Chosen> {
     choose_with(network, &Uplinks::Auto, &[], of_node).chosen
 }
 
-fn names(chosen: &[Chosen]) -> Vec<&str> {
+pub(super) fn names(chosen: &[Chosen]) -> Vec<&str> {
     chosen.iter().map(|chosen| chosen.name.as_str()).collect()
 }
 
@@ -163,7 +163,7 @@ fn what_is_down_or_loopback_is_not_chosen() {
 }
 
 #[test]
-fn tunnels_count_once_they_have_an_address() {
+fn tunnels_count_with_an_address_or_without() {
     for kind in TUNNELS {
         let mut network = node();
         network.default_routes.clear();
@@ -171,17 +171,37 @@ fn tunnels_count_once_they_have_an_address() {
             hardware: NONE,
             ..link(7, "overlay", kind)
         });
-        network.addresses.push(at(7, "fe80::7"));
-        assert_eq!(names(&auto(&network, &[])), [""; 0], "{kind}");
-        network.addresses.push(at(7, "10.244.1.0"));
-        let chosen = auto(&network, &[]);
+        let chosen = auto(&network, &["192.0.2.10"]);
+        assert_eq!(names(&chosen), ["eth0", "overlay"], "{kind}");
         assert_eq!(
-            (names(&chosen), chosen[0].reason),
-            (vec!["overlay"], Reason::Tunnel),
+            (chosen[1].reason, chosen[1].hardware, chosen[1].interface.v4),
+            (Reason::Tunnel, NONE, addr("192.0.2.10")),
             "{kind}"
         );
-        assert_eq!(chosen[0].hardware, NONE);
+        network.addresses.push(at(7, "10.244.1.0"));
+        assert_eq!(auto(&network, &["192.0.2.10"])[1].interface.v4, addr("10.244.1.0"));
+        network.links[5].up = false;
+        assert_eq!(names(&auto(&network, &[])), [""; 0], "{kind}");
     }
+}
+
+#[test]
+fn network_cards_count_with_an_address_though_no_default_route_leads_there() {
+    let mut network = node();
+    network.default_routes.clear();
+    network.links.push(link(7, "eno2", ""));
+    network.addresses.push(at(7, "fe80::7"));
+    assert_eq!(names(&auto(&network, &[])), [""; 0]);
+    network.addresses.push(at(7, "198.51.100.9"));
+    let chosen = auto(&network, &[]);
+    assert_eq!((names(&chosen), chosen[0].reason), (vec!["eno2"], Reason::Address));
+    assert_eq!(chosen[0].interface.v4, addr("198.51.100.9"));
+    // As a port, or as what a driver made up for pods, it does not.
+    network.links[5].kind = "veth".to_owned();
+    assert_eq!(names(&auto(&network, &[])), [""; 0]);
+    network.links[5].kind = String::new();
+    network.links[5].master = Some(4);
+    assert_eq!(names(&auto(&network, &[])), [""; 0]);
 }
 
 #[test]
@@ -350,11 +370,33 @@ fn what_an_earlier_agent_chose_stays_until_the_node_is_known() {
         side: side::UPLINK,
         pad: 0,
     };
-    let mut choice = choose_with(&network, &Uplinks::Auto, &[], &[]);
+    // The bridge's port, and an interface that is gone.
+    let described = [2, 3, 5, 99].map(|index| (index, of_earlier));
+    let wish = |uplinks| Wish {
+        uplinks,
+        guests: &[],
+        node: &[],
+    };
+    let mut choice = choose(&network, &wish(&Uplinks::Auto));
     assert_eq!(names(&choice.chosen), ["eth1"]);
-    choice.keep_earlier(&network, &[(2, of_earlier), (3, of_earlier), (99, of_earlier)]);
+    choice.keep_earlier(&network, &wish(&Uplinks::Auto), &described);
     assert_eq!(names(&choice.chosen), ["eth1", "eth0"]);
     assert!(choice.chosen.iter().all(|chosen| chosen.interface == of_earlier));
     assert_eq!(choice.chosen[0].reason, Reason::DefaultRoute);
     assert_eq!(choice.chosen[1].reason, Reason::Earlier);
+
+    // By name, the node decides the sources alone, and no source is kept that nobody has any more.
+    let named = Uplinks::Named(vec!["eth1".to_owned()]);
+    let gone = Interface {
+        v4: addr("192.0.2.77"),
+        ..of_earlier
+    };
+    let mut choice = choose(&network, &wish(&named));
+    choice.keep_earlier(&network, &wish(&named), &[(2, gone), (3, gone)]);
+    assert_eq!(names(&choice.chosen), ["eth1"]);
+    assert_eq!(choice.chosen[0].interface.v4, addr("198.51.100.7"));
+    assert_eq!(choice.chosen[0].interface.v6, addr("2001:db8::10"));
+    let mut choice = choose(&network, &wish(&Uplinks::None));
+    choice.keep_earlier(&network, &wish(&Uplinks::None), &described);
+    assert!(choice.chosen.is_empty());
 }

@@ -275,6 +275,21 @@ fn chains_and_sets_are_read() {
     .concat();
     let hooked = chain(&payload).expect("a message").expect("a chain");
     assert_eq!((hooked.family, hooked.translates), (2, true));
+    assert!(!hooked.drops_forwarded);
+    let based = |family: u8, hook: u32, policy: u32| {
+        let payload = [
+            &[family, 0, 0, 0][..],
+            &words(CHAIN_TABLE, "filter"),
+            &words(CHAIN_NAME, "FORWARD"),
+            &value(CHAIN_HOOK, &word(HOOK_NUMBER, hook)),
+            &word(CHAIN_POLICY, policy),
+        ]
+        .concat();
+        chain(&payload).expect("a message").expect("a chain").drops_forwarded
+    };
+    assert!(based(1, 2, 0) && based(2, 2, 0) && based(10, 2, 0));
+    // It accepts; stands at another hook; sees frames of bridges.
+    assert!(!based(2, 2, 1) && !based(2, 1, 0) && !based(7, 2, 0));
     let payload = [
         &[2, 0, 0, 0][..],
         &words(SET_NAME, "affinity-x"),
