@@ -12,7 +12,8 @@ use crate::view::{ConnState, is_live};
 pub struct FlowCounts {
     /// Live flows, in the order of [`ConnState::OF_FLOWS`].
     by_state: [u64; ConnState::OF_FLOWS.len()],
-    /// Tuples that lead to a flow, those of expired flows too: their room is taken until the slot is.
+    /// Tuples that lead to a live flow. Those of expired flows are in the map until their slot is taken again, and go as soon as
+    /// it is: they stand in nobody's way.
     pub tuples: u64,
     /// Slots of the table.
     pub slots: u64,
@@ -29,10 +30,10 @@ impl FlowCounts {
 
     /// Counts the flow of one slot; `now_ns` is the flow clock's.
     pub fn add(&mut self, flow: &Flow, now_ns: u64) {
-        self.tuples += if flow.source_port.0 == 0 { 2 } else { 3 };
         if !is_live(flow, now_ns) {
             return;
         }
+        self.tuples += if flow.source_port.0 == 0 { 2 } else { 3 };
         let state = ConnState::of_flow(flow);
         for (count, known) in self.by_state.iter_mut().zip(ConnState::OF_FLOWS) {
             *count += u64::from(known == state);
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn live_flows_count_by_state_and_expired_ones_by_their_tuples_alone() {
+    fn live_flows_count_by_state_and_with_their_tuples_and_expired_ones_not_at_all() {
         let flow = |proto: u8, client_sent: u8, backend_sent: u8| Flow {
             proto,
             client_sent,
@@ -91,12 +92,28 @@ mod tests {
             counts.add(&flow, 2_000);
         }
         counts.add(&flow(UDP, sent::ANY, 0), 1_001 + DATAGRAM_UNANSWERED_NS);
-        assert_eq!((counts.live(), counts.tuples, counts.max_tuples()), (4, 11, 300));
+        assert_eq!((counts.live(), counts.tuples, counts.max_tuples()), (4, 9, 300));
         let told: Vec<_> = counts.by_state().filter(|(_, count)| *count > 0).collect();
         assert_eq!(
             told,
             [("syn_sent", 1), ("established", 1), ("closed", 1), ("unanswered", 1)]
         );
         assert_eq!(counts.by_state().count(), 6);
+    }
+
+    #[test]
+    fn a_table_that_expired_flows_fill_is_not_under_pressure() {
+        let mut counts = FlowCounts::of_slots(8);
+        for slot in 0..8 {
+            let flow = Flow {
+                proto: UDP,
+                source_port: Port::new(10_000 + slot),
+                seen_ns: 1_000,
+                version: version(7, state::LIVE),
+                ..Flow::default()
+            };
+            counts.add(&flow, 1_001 + DATAGRAM_UNANSWERED_NS);
+        }
+        assert_eq!((counts.live(), counts.tuples), (0, 0));
     }
 }
