@@ -69,7 +69,7 @@ pub fn total(counters: &BackendCounters) -> Tally {
     Audience::ALL.of(counters)
 }
 
-/// The connections of a tally that are open.
+/// The connections of a tally that are open, once those that fell silent are settled (see [`super::flows::Silent`]).
 pub fn open(tally: &Tally) -> u64 {
     tally.established.saturating_sub(tally.closed)
 }

@@ -3,12 +3,48 @@
 //! Pure. Tuples are not counted by walking their map, which costs two system calls each: a flow has two, and a third once it
 //! has the node's own source.
 
-use lb_common::{flow::Flow, maps::TUPLES_PER_FLOW};
+use std::collections::HashMap;
+
+use lb_common::{
+    abi::TCP,
+    backend::{BackendCounters, ServiceCounters},
+    flow::{Flow, flag, state},
+    maps::TUPLES_PER_FLOW,
+};
 
 use crate::view::{ConnState, is_live};
 
+/// TCP connections that fell silent: they have expired, and their end is counted when their slot is taken, which may be days
+/// later. Until then the kernel's counters have them open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Silent {
+    backends: HashMap<u32, u64>,
+    services: HashMap<u32, u64>,
+}
+
+impl Silent {
+    fn add(&mut self, flow: &Flow, now_ns: u64) {
+        // Whose beginning was not counted as established will not be counted as closed.
+        let counted = flow.flags & flag::RESUMED == 0 && flow.is_answered();
+        if flow.proto == TCP && counted && flow.state() == state::LIVE && flow.is_expired(now_ns) {
+            *self.backends.entry(flow.backend_id).or_default() += 1;
+            *self.services.entry(flow.service_id).or_default() += 1;
+        }
+    }
+
+    /// Counts what a backend has of them as closed.
+    pub fn settle_backend(&self, id: u32, counters: &mut BackendCounters) {
+        counters.outside.closed += self.backends.get(&id).copied().unwrap_or(0);
+    }
+
+    /// Counts what a Service has of them as closed.
+    pub fn settle_service(&self, id: u32, counters: &mut ServiceCounters) {
+        counters.closed += self.services.get(&id).copied().unwrap_or(0);
+    }
+}
+
 /// What a pass over the flow table found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounts {
     /// Live flows, in the order of [`ConnState::OF_FLOWS`].
     by_state: [u64; ConnState::OF_FLOWS.len()],
@@ -17,6 +53,8 @@ pub struct FlowCounts {
     pub tuples: u64,
     /// Slots of the table.
     pub slots: u64,
+    /// Connections whose end is still to be counted.
+    pub silent: Silent,
 }
 
 impl FlowCounts {
@@ -31,6 +69,7 @@ impl FlowCounts {
     /// Counts the flow of one slot; `now_ns` is the flow clock's.
     pub fn add(&mut self, flow: &Flow, now_ns: u64) {
         if !is_live(flow, now_ns) {
+            self.silent.add(flow, now_ns);
             return;
         }
         self.tuples += if flow.source_port.0 == 0 { 2 } else { 3 };
@@ -62,12 +101,14 @@ impl FlowCounts {
 #[cfg(test)]
 mod tests {
     use lb_common::{
-        abi::{TCP, UDP},
+        abi::UDP,
         addr::Port,
-        flow::{DATAGRAM_UNANSWERED_NS, sent, state, version},
+        backend::Tally,
+        flow::{DATAGRAM_UNANSWERED_NS, ESTABLISHED_NS, UNANSWERED_NS, sent, version},
     };
 
     use super::*;
+    use crate::observe::audience;
 
     #[test]
     fn live_flows_count_by_state_and_with_their_tuples_and_expired_ones_not_at_all() {
@@ -99,6 +140,57 @@ mod tests {
             [("syn_sent", 1), ("established", 1), ("closed", 1), ("unanswered", 1)]
         );
         assert_eq!(counts.by_state().count(), 6);
+    }
+
+    #[test]
+    fn connections_that_fell_silent_are_not_open_though_their_end_is_not_counted_yet() {
+        let flow = Flow {
+            proto: TCP,
+            client_sent: sent::ANY,
+            backend_sent: sent::ANY,
+            seen_ns: 1_000,
+            version: version(7, state::LIVE),
+            service_id: 3,
+            backend_id: 5,
+            ..Flow::default()
+        };
+        let late = 1_001 + ESTABLISHED_NS;
+        let alive = Flow { seen_ns: late, ..flow };
+        let ended = Flow {
+            version: version(8, state::ENDED),
+            ..flow
+        };
+        let resumed = Flow {
+            flags: flag::RESUMED,
+            ..flow
+        };
+        let datagrams = Flow { proto: UDP, ..flow };
+        let unanswered = Flow { backend_sent: 0, ..flow };
+        const { assert!(UNANSWERED_NS < ESTABLISHED_NS) };
+        let mut counts = FlowCounts::of_slots(8);
+        for flow in [flow, alive, ended, resumed, datagrams, unanswered] {
+            counts.add(&flow, late);
+        }
+        // Two were counted as established and not as closed, and one of them is silent.
+        let mut backend = BackendCounters {
+            outside: Tally {
+                established: 9,
+                closed: 7,
+                ..Tally::default()
+            },
+            ..BackendCounters::default()
+        };
+        counts.silent.settle_backend(5, &mut backend);
+        assert_eq!(audience::open(&backend.outside), 1);
+        let mut service = ServiceCounters {
+            established: 9,
+            closed: 7,
+            ..ServiceCounters::default()
+        };
+        counts.silent.settle_service(3, &mut service);
+        assert_eq!(service.closed, 8);
+        counts.silent.settle_service(5, &mut service);
+        assert_eq!(service.closed, 8, "another Service has none");
     }
 
     #[test]
