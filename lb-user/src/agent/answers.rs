@@ -610,6 +610,11 @@ impl Answers for Shared {
     }
 
     fn map_dump(&self, name: &str) -> Result<MapDumpView, QueryError> {
+        if let Some(name) = super::dump::packets::known(name)
+            && let Some(flows) = self.census.packet_maps()
+        {
+            return super::dump::packets::dump(flows, name);
+        }
         let interfaces = self.interface_names();
         super::dump::dump(&lock(&self.reconciler), &interfaces, name)
     }

@@ -15,7 +15,7 @@ use lb_common::{
 };
 
 use super::{
-    flows,
+    flows::{self, Flows},
     kernel::{Kernel, MapsError, window_error},
     window::Array,
 };
@@ -29,6 +29,7 @@ pub struct Census {
     affinity: Option<HashMap<MapData, AffinityKey, Affinity>>,
     flows: Option<Array<Flow>>,
     settings: Option<Array<Settings>>,
+    packets: Option<Flows>,
     capacity: [u64; 4],
     counted_flows: Kept<FlowCounts>,
     counted_maps: Kept<Vec<(&'static str, u64, u64)>>,
@@ -92,6 +93,7 @@ impl Census {
             affinity: facts(names::AFFINITY).and_then(|f| open_lru(f.id)),
             flows: facts(names::FLOWS).and_then(|f| open_array(f.id, f.max_entries)),
             settings: facts(names::SETTINGS).and_then(|f| open_array(f.id, f.max_entries)),
+            packets: Flows::reopen(kernel),
             capacity: COUNTED.map(|name| facts(name).map_or(0, |f| u64::from(f.max_entries))),
             counted_flows: Kept::new(),
             counted_maps: Kept::new(),
@@ -102,6 +104,11 @@ impl Census {
     pub fn sockets(&self) -> impl Iterator<Item = SocketState> + '_ {
         let all = self.sockets.iter().flat_map(|map| map.iter().flatten());
         all.map(|(_, state)| state)
+    }
+
+    /// The maps of translated packets, to be read; none where they cannot be opened.
+    pub fn packet_maps(&self) -> Option<&Flows> {
+        self.packets.as_ref()
     }
 
     /// Slots of the flow table; 0 where it cannot be read.
@@ -165,15 +172,15 @@ impl Census {
     }
 }
 
-fn open<K: aya::Pod, V: aya::Pod>(id: u32) -> Option<HashMap<MapData, K, V>> {
+pub(super) fn open<K: aya::Pod, V: aya::Pod>(id: u32) -> Option<HashMap<MapData, K, V>> {
     HashMap::try_from(Map::HashMap(MapData::from_id(id).ok()?)).ok()
 }
 
-fn open_lru<K: aya::Pod, V: aya::Pod>(id: u32) -> Option<HashMap<MapData, K, V>> {
+pub(super) fn open_lru<K: aya::Pod, V: aya::Pod>(id: u32) -> Option<HashMap<MapData, K, V>> {
     HashMap::try_from(Map::LruHashMap(MapData::from_id(id).ok()?)).ok()
 }
 
-fn open_array<T: aya::Pod>(id: u32, len: u32) -> Option<Array<T>> {
+pub(super) fn open_array<T: aya::Pod>(id: u32, len: u32) -> Option<Array<T>> {
     Some(Array::new(MapData::from_id(id).ok()?, len))
 }
 
