@@ -264,12 +264,10 @@ impl Shared {
             .max()
             .unwrap_or(0);
         let mut all = Vec::with_capacity(end as usize);
-        reconciler
-            .kernel()
-            .service_counters(end, |id, mut counters| {
-                silent.settle_service(id, &mut counters);
-                all.push(counters);
-            })?;
+        reconciler.kernel().service_counters(end, |id, mut counters| {
+            silent.settle_service(id, &mut counters);
+            all.push(counters);
+        })?;
         Ok(all)
     }
 

@@ -200,10 +200,7 @@ impl Stickiness {
         while clients.len() > self.capacity
             && let Some((turn, service, client)) = order.pop_front()
         {
-            if clients
-                .get(&(service, client))
-                .is_some_and(|last| last.turn == turn)
-            {
+            if clients.get(&(service, client)).is_some_and(|last| last.turn == turn) {
                 clients.remove(&(service, client));
                 if let Some(service) = self.services.get_mut(&service) {
                     service.clients.remove(&client);

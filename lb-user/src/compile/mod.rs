@@ -560,10 +560,8 @@ impl Compiler {
     /// Lets ids that nothing stands behind, but that have open connections, wait until those have ended; only before the first
     /// compilation.
     pub fn withhold(&mut self, open: &OpenIds, now_ms: u64) {
-        self.backends
-            .withhold(&open.backends.iter().copied().collect(), now_ms);
-        self.services
-            .withhold(&open.services.iter().copied().collect(), now_ms);
+        self.backends.withhold(&open.backends.iter().copied().collect(), now_ms);
+        self.services.withhold(&open.services.iter().copied().collect(), now_ms);
     }
 
     /// Makes available what was freed: after the grace, and once no open connection refers to it.

@@ -64,7 +64,11 @@ impl Ids {
 
     /// Lets free ids wait until nothing refers to them any more; only before the first allocation.
     pub fn withhold(&mut self, busy: &HashSet<u32>, now_ms: u64) {
-        let mut busy: Vec<u32> = busy.iter().copied().filter(|id| *id > 0 && *id < self.capacity).collect();
+        let mut busy: Vec<u32> = busy
+            .iter()
+            .copied()
+            .filter(|id| *id > 0 && *id < self.capacity)
+            .collect();
         busy.sort_unstable();
         if let Some(&last) = busy.last()
             && last >= self.next

@@ -201,8 +201,16 @@ mod tests {
         let start = 5 * FRESH_NS;
         assert_eq!(ask(start, FRESH_NS), 1);
         assert_eq!(ask(start + FRESH_NS - 1, FRESH_NS), 1);
-        assert_eq!(ask(start - 1, FRESH_NS), 1, "one who waited for the pass has an earlier time");
-        assert_eq!(ask(start + FRESH_NS, RECENT_NS), 1, "others are content with older counts");
+        assert_eq!(
+            ask(start - 1, FRESH_NS),
+            1,
+            "one who waited for the pass has an earlier time"
+        );
+        assert_eq!(
+            ask(start + FRESH_NS, RECENT_NS),
+            1,
+            "others are content with older counts"
+        );
         assert_eq!(ask(start + FRESH_NS, FRESH_NS), 2);
         assert_eq!(ask(start + 2 * FRESH_NS - 1, FRESH_NS), 2);
     }

@@ -165,7 +165,10 @@ mod tests {
             ..flow
         };
         let datagrams = Flow { proto: UDP, ..flow };
-        let unanswered = Flow { backend_sent: 0, ..flow };
+        let unanswered = Flow {
+            backend_sent: 0,
+            ..flow
+        };
         const { assert!(UNANSWERED_NS < ESTABLISHED_NS) };
         let mut counts = FlowCounts::of_slots(8);
         for flow in [flow, alive, ended, resumed, datagrams, unanswered] {

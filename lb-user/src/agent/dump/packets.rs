@@ -77,7 +77,11 @@ pub(in crate::agent) fn dump(flows: &Flows, name: &str) -> Result<MapDumpView, Q
                         protocol(key.proto),
                         key.id
                     ),
-                    format!("source_port={} destination_port={}", ports.src_port.get(), ports.dst_port.get()),
+                    format!(
+                        "source_port={} destination_port={}",
+                        ports.src_port.get(),
+                        ports.dst_port.get()
+                    ),
                 );
             }
         }

@@ -207,7 +207,11 @@ fn memory_is_bounded_and_evictions_are_counted() {
     for i in 0..5_000_u64 {
         tracker.push(record((i % 1_000) as u16, 1 + i * 1_000, 2 + i * 1_000, 7), always);
         assert!(tracker.tuples() <= 100 && tracker.held_back() <= 10);
-        assert!(tracker.memories[0].order.len() <= 201, "{}", tracker.memories[0].order.len());
+        assert!(
+            tracker.memories[0].order.len() <= 201,
+            "{}",
+            tracker.memories[0].order.len()
+        );
     }
     tracker.drain(always);
     assert_eq!(tracker.evicted(), 4_900);
@@ -236,7 +240,11 @@ fn clients_outside_do_not_drive_out_the_nodes_own() {
     }
     tracker.push(record(1, SECOND, SECOND + 1, 7), always);
     tracker.drain(always);
-    assert_eq!(tracker.total().same_backend, 1, "the node's own tuple is still remembered");
+    assert_eq!(
+        tracker.total().same_backend,
+        1,
+        "the node's own tuple is still remembered"
+    );
     assert_eq!(tracker.evicted(), 4_900);
     let own = tracker.clients().find(|(client, _)| client.netns != 0);
     assert_eq!(own.map(|(_, counts)| counts.connections), Some(2));
