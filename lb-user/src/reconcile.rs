@@ -12,17 +12,14 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use lb_common::{
-    backend::{Tally, state},
-    frontend::FrontendKey,
-};
+use lb_common::{backend::state, frontend::FrontendKey};
 
 use self::owners::Owners;
 use crate::{
     compile::{Compiled, CompiledSet, Compiler, Contents, TableWrite, slots_of, table_hash},
     datapath::{
         kernel::{Kernel, MapsError},
-        maps::Maps,
+        maps::{Maps, is_backend_idle, is_service_idle},
     },
     desired::Desired,
     model::{DesiredService, ObjectName, Update},
@@ -89,6 +86,14 @@ pub struct Reconciler<M = Kernel> {
     epoch: Instant,
 }
 
+/// A compiler that goes on with what the kernel holds. An id that an earlier agent freed is not handed out while connections of
+/// its old owner are open: their ends would count for the new one.
+fn restore(kernel: &impl Maps, contents: &Contents, now_ms: u64) -> Result<Compiler, MapsError> {
+    let mut compiler = Compiler::restore(kernel.capacity(), contents);
+    compiler.withhold(&kernel.open_ids()?, now_ms);
+    Ok(compiler)
+}
+
 impl<M: Maps> Reconciler<M> {
     /// Reads the kernel's state back; nothing is written.
     ///
@@ -99,7 +104,7 @@ impl<M: Maps> Reconciler<M> {
         let kernel_backends = kernel.capacity().backends;
         Ok(Self {
             desired,
-            compiler: Compiler::restore(kernel.capacity(), &contents),
+            compiler: restore(&kernel, &contents, 0)?,
             applied: HashMap::new(),
             by_id: HashMap::new(),
             owners: Owners::default(),
@@ -203,7 +208,13 @@ impl<M: Maps> Reconciler<M> {
             self.sync.failures += 1;
             tracing::error!(%error, "the first synchronisation failed; it is tried again");
             let found = self.kernel.dump().unwrap_or(found);
-            self.compiler = Compiler::restore(self.kernel.capacity(), &found);
+            match restore(&self.kernel, &found, self.now_ms()) {
+                Ok(compiler) => self.compiler = compiler,
+                Err(error) => {
+                    tracing::error!(%error, "the counters cannot be read; ids with open connections may be reused");
+                    self.compiler = Compiler::restore(self.kernel.capacity(), &found);
+                }
+            }
             self.applied.clear();
             self.found = Some(found);
             return Flushed::default();
@@ -467,13 +478,8 @@ impl<M: Maps> Reconciler<M> {
         let kernel = &self.kernel;
         self.compiler.reclaim(
             now,
-            |id| {
-                kernel.backend_counter(id).is_ok_and(|c| {
-                    let idle = |tally: Tally| tally.established <= tally.closed;
-                    c.established <= c.closed && idle(c.direct) && idle(c.outside)
-                })
-            },
-            |id| kernel.service_counter(id).is_ok_and(|c| c.established <= c.closed),
+            |id| kernel.backend_counter(id).is_ok_and(|c| is_backend_idle(&c)),
+            |id| kernel.service_counter(id).is_ok_and(|c| is_service_idle(&c)),
         );
     }
 

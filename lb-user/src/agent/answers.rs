@@ -311,7 +311,7 @@ impl Answers for Shared {
         let programs = self.programs();
         let census = self.census.count(monotonic_ns());
         let reconciler = lock(&self.reconciler);
-        let all = Self::all_service_counters(&reconciler).map_err(failed)?;
+        let all = Self::all_service_counters(&reconciler, &census.flows.silent).map_err(failed)?;
         let counters = reconciler.kernel().counters().map_err(failed)?;
         let sum = |wanted: u32| -> u64 {
             (0..hook::COUNT)
@@ -387,9 +387,10 @@ impl Answers for Shared {
     }
 
     fn services(&self, filter: &ServiceFilter) -> Result<Vec<ServiceView>, QueryError> {
+        let flows = self.silent();
         let reconciler = lock(&self.reconciler);
         let observation = lock(&self.observation);
-        let all = Self::all_service_counters(&reconciler).map_err(failed)?;
+        let all = Self::all_service_counters(&reconciler, &flows.silent).map_err(failed)?;
         Ok(Self::shown(&reconciler, filter)
             .map(|(name, compiled)| {
                 let counters = all.get(compiled.service_id as usize).copied().unwrap_or_default();
@@ -399,17 +400,20 @@ impl Answers for Shared {
     }
 
     fn service(&self, name: &ObjectName) -> Result<ServiceView, QueryError> {
+        let flows = self.silent();
         let reconciler = lock(&self.reconciler);
         let observation = lock(&self.observation);
         let compiled = find(&reconciler, name)?;
-        let counters = reconciler
+        let mut counters = reconciler
             .kernel()
             .service_counter(compiled.service_id)
             .map_err(failed)?;
+        flows.silent.settle_service(compiled.service_id, &mut counters);
         Ok(Self::service_view(&reconciler, &observation, name, compiled, counters))
     }
 
     fn backends(&self, filter: &ServiceFilter) -> Result<Vec<BackendView>, QueryError> {
+        let flows = self.silent();
         let reconciler = lock(&self.reconciler);
         let observation = lock(&self.observation);
         let mut views = Vec::new();
@@ -428,7 +432,8 @@ impl Answers for Shared {
             }
             let mut of_service = Vec::new();
             for (id, backend) in &service.backends {
-                let counters = all.get(id).copied().unwrap_or_default();
+                let mut counters = all.get(id).copied().unwrap_or_default();
+                flows.silent.settle_backend(*id, &mut counters);
                 let total = audience::total(&counters);
                 let weight = weight_of(service, *id);
                 let (window_connects, expected) = shares.get(id).copied().unwrap_or_default();
@@ -611,6 +616,11 @@ impl Answers for Shared {
     }
 
     fn map_dump(&self, name: &str) -> Result<MapDumpView, QueryError> {
+        if let Some(name) = super::dump::packets::known(name)
+            && let Some(flows) = self.census.packet_maps()
+        {
+            return super::dump::packets::dump(flows, name);
+        }
         let interfaces = self.interface_names();
         super::dump::dump(&lock(&self.reconciler), &interfaces, name)
     }

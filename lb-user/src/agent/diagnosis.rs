@@ -249,9 +249,11 @@ impl Shared {
     /// The diagnoses, the worst first.
     pub(super) fn diagnoses(&self, filter: &ServiceFilter) -> Result<Diagnosed, QueryError> {
         let facts = self.fresh_facts();
+        let flows = self.silent();
         let reconciler = lock(&self.reconciler);
         let observation = lock(&self.observation);
-        let all = Self::all_service_counters(&reconciler).map_err(|error| QueryError::Failed(error.to_string()))?;
+        let all = Self::all_service_counters(&reconciler, &flows.silent)
+            .map_err(|error| QueryError::Failed(error.to_string()))?;
         let counters = |id: u32| all.get(id as usize).copied().unwrap_or_default();
         let node = self.node_facts(&facts, Self::events_lost(&reconciler, &observation));
         let mut views = Vec::new();

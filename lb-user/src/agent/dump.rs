@@ -1,6 +1,6 @@
 //! `map dump`: the kernel's maps as people write addresses, straight from the kernel.
 
-mod packets;
+pub(super) mod packets;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use lb_common::{
     addr::{Addr, Port},
     backend::state,
     counter::{self, action, hook},
-    flow::{Flow, flag as flow_flag, role, side, state as flow_state},
+    flow::{Flow, flag as flow_flag, side, state as flow_state},
     frontend::{Frontend, SourceKey, flag},
     maps as names,
 };
@@ -34,6 +34,21 @@ fn protocol(proto: u8) -> &'static str {
     }
 }
 
+/// A row, with the bytes that it is sorted by.
+type Row = (Vec<u8>, MapRowView);
+
+/// Sorted by the key itself, not by its text, so that 10.0.0.9 stands before 10.0.0.10.
+fn view(name: &str, mut rows: Vec<Row>) -> MapDumpView {
+    rows.sort_by(|a, b| a.0.cmp(&b.0));
+    let truncated = rows.len() > MAX_ROWS;
+    rows.truncate(MAX_ROWS);
+    MapDumpView {
+        name: name.to_owned(),
+        truncated,
+        rows: rows.into_iter().map(|(_, row)| row).collect(),
+    }
+}
+
 /// Reads one map; `interfaces` are the names of those where packets are translated, by index.
 pub(super) fn dump(
     reconciler: &Reconciler,
@@ -50,8 +65,7 @@ pub(super) fn dump(
         )));
     };
     let failed = |error: &dyn std::fmt::Display| QueryError::Failed(error.to_string());
-    // Sorted by the key itself, not by its text, so that 10.0.0.9 stands before 10.0.0.10.
-    let mut rows: Vec<(Vec<u8>, MapRowView)> = Vec::new();
+    let mut rows: Vec<Row> = Vec::new();
     let mut push = |order: Vec<u8>, key: String, value: String| rows.push((order, MapRowView { key, value }));
     match *name {
         names::FRONTENDS
@@ -323,62 +337,6 @@ pub(super) fn dump(
             let hand = kernel.flows().hand().map_err(|e| failed(&e))?;
             push(Vec::new(), "slots looked at".to_owned(), hand.to_string());
         }
-        names::FLOWS => {
-            // Of a large table no more is put into words than is shown.
-            let mut seen = 0_usize;
-            (kernel.flows())
-                .scan(|slot, f| {
-                    seen += 1;
-                    if seen <= MAX_ROWS + 1 {
-                        push(slot.to_be_bytes().to_vec(), slot.to_string(), flow(f));
-                    }
-                })
-                .map_err(|e| failed(&e))?;
-        }
-        names::TUPLES => {
-            for (key, entry) in kernel.flows().tuples().take(MAX_ROWS + 1) {
-                let mut order = order_of(key.low, key.low_port, key.proto);
-                order.extend(order_of(key.high, key.high_port, 0));
-                push(
-                    order,
-                    format!(
-                        "{} {}/{}",
-                        at(key.low, key.low_port),
-                        at(key.high, key.high_port),
-                        protocol(key.proto)
-                    ),
-                    format!(
-                        "slot={} serial={} role={}",
-                        entry.slot,
-                        entry.serial(),
-                        match entry.role() {
-                            role::FRONT => "front",
-                            role::MIDDLE => "middle",
-                            role::BACK => "back",
-                            _ => "?",
-                        }
-                    ),
-                );
-            }
-        }
-        names::FRAGMENTS => {
-            for (key, ports) in kernel.flows().fragments() {
-                let mut order = order_of(key.src, Port(0), key.proto);
-                order.extend(order_of(key.dst, Port(0), 0));
-                order.extend(key.id.to_ne_bytes());
-                push(
-                    order,
-                    format!(
-                        "{} {}/{} id={:08x}",
-                        IpAddr::from(key.src),
-                        IpAddr::from(key.dst),
-                        protocol(key.proto),
-                        key.id
-                    ),
-                    format!("source_port={} destination_port={}", ports.src_port.get(), ports.dst_port.get()),
-                );
-            }
-        }
         names::OPTED_OUT => {
             for id in kernel.opted_out() {
                 push(id.to_be_bytes().to_vec(), format!("cgroup {id}"), "1".to_owned());
@@ -400,23 +358,13 @@ pub(super) fn dump(
                 }
             }
         }
-        of_packets if packets::is_one(of_packets) => {
-            packets::rows(kernel.flows(), of_packets, &mut push).map_err(|e| failed(&e))?;
-        }
         other => {
             return Err(QueryError::Invalid(format!(
                 "map {other} cannot be dumped: it is read by the agent alone"
             )));
         }
     }
-    rows.sort_by(|a, b| a.0.cmp(&b.0));
-    let truncated = rows.len() > MAX_ROWS;
-    rows.truncate(MAX_ROWS);
-    Ok(MapDumpView {
-        name: (*name).to_owned(),
-        truncated,
-        rows: rows.into_iter().map(|(_, row)| row).collect(),
-    })
+    Ok(view(name, rows))
 }
 
 /// What clients outside the node meet at a frontend.

@@ -6,7 +6,7 @@
 //! for it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     convert::Infallible,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -27,8 +27,7 @@ use nix::sys::socket::{setsockopt, sockopt::Ipv6V6Only};
 use serde::Serialize;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
-    sync::Semaphore,
-    task::{JoinHandle, JoinSet},
+    task::{AbortHandle, JoinHandle, JoinSet},
     time::{sleep, timeout},
 };
 
@@ -45,7 +44,7 @@ use crate::{
 const ROUND: Duration = Duration::from_secs(1);
 /// How long a connection may take, from its first packet to its last.
 const LIFETIME: Duration = Duration::from_secs(5);
-/// Connections of one port at once.
+/// Connections of one port at once; whoever comes then takes the place of the one that has been there longest.
 const CLIENTS: usize = 64;
 /// Connections that wait to be taken up.
 const BACKLOG: u32 = 128;
@@ -184,18 +183,23 @@ fn bind(address: SocketAddr, both_families: bool) -> io::Result<TcpListener> {
 
 /// Answers whoever connects; each has so long for all of it.
 async fn serve(listener: TcpListener, service: ObjectName, facts: Arc<Mutex<Facts>>, lifetime: Duration) {
-    let room = Arc::new(Semaphore::new(CLIENTS));
     let mut clients = JoinSet::new();
-    // The semaphore is never closed.
-    while let Ok(place) = room.clone().acquire_owned().await {
+    let mut places: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let (service, facts) = (service.clone(), facts.clone());
-                clients.spawn(async move {
+                places.retain(|place| !place.is_finished());
+                // An honest client says what it wants at once: whoever is still there when so many have come after him does not.
+                if places.len() >= CLIENTS
+                    && let Some(oldest) = places.pop_front()
+                {
+                    oldest.abort();
+                }
+                places.push_back(clients.spawn(async move {
                     // Whoever takes longer, or goes away, gets no answer.
                     let _ = timeout(lifetime, serve_one(stream, &service, &facts)).await;
-                    drop(place);
-                });
+                }));
             }
             Err(error) => {
                 tracing::warn!(%error, service = %service, "a health check's port cannot accept");

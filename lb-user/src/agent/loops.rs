@@ -328,9 +328,10 @@ fn traffic(shared: &Shared) -> Traffic {
 
 fn read_sets(shared: &Shared) -> Result<Read, String> {
     let traffic = traffic(shared);
+    let flows = shared.silent();
     let reconciler = lock(&shared.reconciler);
     let kernel = reconciler.kernel();
-    let all = Shared::all_service_counters(&reconciler).map_err(|error| error.to_string())?;
+    let all = Shared::all_service_counters(&reconciler, &flows.silent).map_err(|error| error.to_string())?;
     let counters_of = |service: &Compiled| all.get(service.service_id as usize).copied().unwrap_or_default();
     let with_traffic = || {
         reconciler.applied().iter().filter(|(name, service)| {
@@ -339,7 +340,10 @@ fn read_sets(shared: &Shared) -> Result<Read, String> {
         })
     };
     let ids = with_traffic().flat_map(|(_, service)| service.backends.iter().map(|(id, _)| *id));
-    let counters = kernel.backend_counters_of(ids).map_err(|error| error.to_string())?;
+    let mut counters = kernel.backend_counters_of(ids).map_err(|error| error.to_string())?;
+    for (id, counters) in &mut counters {
+        flows.silent.settle_backend(*id, counters);
+    }
     let mut observation = lock(&shared.observation);
     let now = monotonic_ns();
     let mut read = Read::default();

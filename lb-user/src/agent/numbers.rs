@@ -28,7 +28,7 @@ use crate::{
         Snapshot, SyncSample, families::CONNECT_EDGES, hooks, reuse_outcomes,
     },
     node::settings,
-    observe::{Observation, audience, monotonic_ns},
+    observe::{Observation, audience, flows::Silent, monotonic_ns},
     reconcile::Reconciler,
     view::{Mode, ServiceFilter, Timestamp},
 };
@@ -118,10 +118,10 @@ impl Shared {
         }
     }
 
-    fn service_samples(&self, reconciler: &Reconciler) -> Vec<ServiceSample> {
+    fn service_samples(&self, reconciler: &Reconciler, silent: &Silent) -> Vec<ServiceSample> {
         let observation = lock(&self.observation);
         let everything = ServiceFilter::default();
-        let all = Self::all_service_counters(reconciler).unwrap_or_default();
+        let all = Self::all_service_counters(reconciler, silent).unwrap_or_default();
         let mut samples = Vec::new();
         let ports_used = ports_used(&observation);
         for (name, service) in Self::shown(reconciler, &everything) {
@@ -132,7 +132,8 @@ impl Shared {
                     .backends
                     .iter()
                     .filter_map(|(id, backend)| {
-                        let counters = reconciler.kernel().backend_counter(*id).ok()?;
+                        let mut counters = reconciler.kernel().backend_counter(*id).ok()?;
+                        silent.settle_backend(*id, &mut counters);
                         let total = audience::total(&counters);
                         Some(BackendSample {
                             backend: std::net::SocketAddr::new(backend.addr.into(), backend.port.get()).to_string(),
@@ -223,7 +224,7 @@ impl MetricSource for Shared {
                 });
             }
         }
-        let services = self.service_samples(&reconciler);
+        let services = self.service_samples(&reconciler, &census.flows.silent);
         let maps = reconciler
             .usage()
             .into_iter()

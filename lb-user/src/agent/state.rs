@@ -16,14 +16,18 @@ use crate::{
     config::{Config, Interfaces},
     datapath::{
         attach::{self, AttachError, Attachments},
-        census::Census,
+        census::{self, Census},
         kernel::MapsError,
         load,
         pins::Pins,
     },
     metrics::{Buckets, families},
     model::Problem,
-    observe::{Directory, Observation, UsableBackends},
+    observe::{
+        Directory, Observation, UsableBackends,
+        flows::{FlowCounts, Silent},
+        monotonic_ns,
+    },
     reconcile::{Flushed, Reconciler},
     source,
     supervise::Liveness,
@@ -264,8 +268,17 @@ impl Shared {
         }]
     }
 
-    /// The counters of all Services, by id: one reading instead of one a Service.
-    pub(super) fn all_service_counters(reconciler: &Reconciler) -> Result<Vec<ServiceCounters>, MapsError> {
+    /// Connections that the counters have open though they fell silent. Asked for before the reconciler is locked: it may mean a
+    /// pass over the flow table.
+    pub(super) fn silent(&self) -> Arc<FlowCounts> {
+        self.census.flow_counts(monotonic_ns(), census::RECENT_NS)
+    }
+
+    /// The counters of all Services, by id, with the silent settled: one reading instead of one a Service.
+    pub(super) fn all_service_counters(
+        reconciler: &Reconciler,
+        silent: &Silent,
+    ) -> Result<Vec<ServiceCounters>, MapsError> {
         let end = reconciler
             .applied()
             .values()
@@ -273,9 +286,10 @@ impl Shared {
             .max()
             .unwrap_or(0);
         let mut all = Vec::with_capacity(end as usize);
-        reconciler
-            .kernel()
-            .service_counters(end, |_, counters| all.push(counters))?;
+        reconciler.kernel().service_counters(end, |id, mut counters| {
+            silent.settle_service(id, &mut counters);
+            all.push(counters);
+        })?;
         Ok(all)
     }
 

@@ -8,18 +8,20 @@
 
 mod clients;
 mod counts;
+mod memory;
 mod pending;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
 };
 
 use clients::Clients;
 pub use clients::ServiceClient;
 pub use counts::{EDGES_SECONDS, INTERVAL_BUCKETS, Outcome, ReuseCounts, chance_of_same};
+use memory::Memory;
 use pending::Pending;
 
 /// What a client repeats when it reuses a source port: everything of a connection but the backend.
@@ -79,7 +81,8 @@ pub struct ReuseConfig {
     pub horizon_ns: u64,
     /// How much later than its successor, in nanoseconds between their ends, a record may come and still be put in order.
     pub disorder_ns: u64,
-    /// Tuples remembered, at some 200 bytes each; beyond it the one that closed longest ago is forgotten.
+    /// Tuples remembered of this node's namespaces, and as many of clients outside, at some 200 bytes each; beyond it the one that
+    /// closed longest ago is forgotten.
     pub capacity: usize,
     /// Records held back for ordering; beyond it the earliest are judged at once.
     pub pending: usize,
@@ -120,7 +123,7 @@ pub struct Judged {
     pub outcome: Outcome,
 }
 
-/// Clients whose reuse is counted apart, at some 250 bytes each.
+/// Clients whose reuse is counted apart, inside and outside each, at some 250 bytes each.
 const MAX_CLIENTS: usize = 4_096;
 
 /// Judged connections that are kept for whoever asked for reports.
@@ -133,14 +136,13 @@ pub struct ReuseTracker {
     reported: Option<Vec<Judged>>,
     config: ReuseConfig,
     pending: Pending,
-    tuples: HashMap<Digest, LastUse>,
-    /// (touched, tuple), oldest first; entries whose time no longer matches the tuple's are stale.
-    order: VecDeque<(u64, Digest)>,
+    /// Tuples of this node's namespaces, and those of clients outside: the world outside, which may be large, drives none of the
+    /// node's own out.
+    memories: [Memory; 2],
     total: ReuseCounts,
     services: BTreeMap<u32, ReuseCounts>,
-    clients: Clients,
-    newest_ns: u64,
-    evicted: u64,
+    /// By client, inside and outside apart like the tuples.
+    clients: [Clients; 2],
     late: u64,
     malformed: u64,
 }
@@ -151,13 +153,10 @@ impl ReuseTracker {
         Self {
             pending: Pending::new(config.disorder_ns, config.pending),
             config,
-            tuples: HashMap::new(),
-            order: VecDeque::new(),
+            memories: Default::default(),
             total: ReuseCounts::default(),
             services: BTreeMap::new(),
-            clients: Clients::new(MAX_CLIENTS),
-            newest_ns: 0,
-            evicted: 0,
+            clients: [Clients::new(MAX_CLIENTS), Clients::new(MAX_CLIENTS)],
             late: 0,
             malformed: 0,
             reported: None,
@@ -225,22 +224,24 @@ impl ReuseTracker {
     /// Drops a Service's counts, when the Service has gone; the totals keep them.
     pub fn forget_service(&mut self, id: u32) {
         self.services.remove(&id);
-        self.clients.forget_service(id);
+        for clients in &mut self.clients {
+            clients.forget_service(id);
+        }
     }
 
     /// Counts by client, of those that are remembered; in no order.
     pub fn clients(&self) -> impl Iterator<Item = (&ServiceClient, &ReuseCounts)> {
-        self.clients.iter()
+        self.clients.iter().flat_map(Clients::iter)
     }
 
     /// Clients forgotten for want of room.
     pub fn clients_forgotten(&self) -> u64 {
-        self.clients.forgotten()
+        self.clients.iter().map(Clients::forgotten).sum()
     }
 
     /// Tuples remembered now.
     pub fn tuples(&self) -> usize {
-        self.tuples.len()
+        self.memories.iter().map(Memory::len).sum()
     }
 
     /// Records held back now until their order is certain.
@@ -250,7 +251,7 @@ impl ReuseTracker {
 
     /// Tuples forgotten for want of room while their last use was still within the horizon.
     pub fn evicted(&self) -> u64 {
-        self.evicted
+        self.memories.iter().map(Memory::evicted).sum()
     }
 
     /// Records that came later than the disorder window allows; they are counted as connections and not judged.
@@ -265,18 +266,18 @@ impl ReuseTracker {
 
     fn open(&mut self, record: ConnRecord) {
         let tuple = record.tuple.digest();
-        let entry = self.tuples.entry(tuple).or_default();
+        let entry = self.memories[side(record.tuple.netns)].entry(tuple);
         // The kernel does not hand out one full tuple twice: an open use with the same backend must have ended unreported.
         entry.open.retain(|&(_, backend)| backend != record.backend);
         if entry.open.len() < MAX_OPEN {
             entry.open.push((record.start_ns, record.backend));
         }
-        self.touch(tuple, record.start_ns.max(1));
+        self.touch(&record.tuple, tuple, record.start_ns.max(1));
     }
 
     fn judge(&mut self, record: ConnRecord, usable: &mut impl FnMut(u32, u64) -> bool) {
         let tuple = record.tuple.digest();
-        let entry = self.tuples.entry(tuple).or_default();
+        let entry = self.memories[side(record.tuple.netns)].entry(tuple);
         let inside_open = entry.inside_open(&record);
         let outcome = entry.classify(&record, self.config.horizon_ns, usable);
         // Its own opening, and any older one that the same full tuple proves over.
@@ -302,40 +303,21 @@ impl ReuseTracker {
             netns: record.tuple.netns,
             address: record.tuple.client,
         };
-        self.clients.add(client, outcome);
-        self.touch(tuple, record.end_ns);
+        self.clients[side(client.netns)].add(client, outcome);
+        self.touch(&record.tuple, tuple, record.end_ns);
     }
 
-    /// Moves a tuple to the young end of the order, and evicts the oldest beyond the capacity.
-    ///
-    /// Nothing is dropped by age alone: a connection that lasted an hour is still compared with what preceded it.
-    fn touch(&mut self, tuple: Digest, at_ns: u64) {
-        self.newest_ns = self.newest_ns.max(at_ns);
-        if let Some(entry) = self.tuples.get_mut(&tuple)
-            && at_ns > entry.touched_ns
-        {
-            entry.touched_ns = at_ns;
-            self.order.push_back((at_ns, tuple));
-        }
-        while self.tuples.len() > self.config.capacity
-            && let Some((touched_ns, tuple)) = self.order.pop_front()
-        {
-            if self
-                .tuples
-                .get(&tuple)
-                .is_some_and(|entry| entry.touched_ns == touched_ns)
-            {
-                self.tuples.remove(&tuple);
-                self.evicted += u64::from(touched_ns.saturating_add(self.config.horizon_ns) >= self.newest_ns);
-            }
-        }
-        // A tuple that is used often leaves stale entries behind; sweep before they outnumber the live ones.
-        if self.order.len() > 2 * self.config.capacity.max(8) {
-            let tuples = &self.tuples;
-            self.order
-                .retain(|(touched_ns, tuple)| tuples.get(tuple).is_some_and(|entry| entry.touched_ns == *touched_ns));
-        }
+    fn touch(&mut self, tuple: &ClientTuple, digest: Digest, at_ns: u64) {
+        let ReuseConfig {
+            capacity, horizon_ns, ..
+        } = self.config;
+        self.memories[side(tuple.netns)].touch(digest, at_ns, capacity, horizon_ns);
     }
+}
+
+/// Which of two memories is for a client: 0 for those in a network namespace of this node, 1 for those outside.
+const fn side(netns: u64) -> usize {
+    (netns == 0) as usize
 }
 
 impl LastUse {

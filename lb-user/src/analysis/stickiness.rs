@@ -90,9 +90,10 @@ struct Service {
 #[derive(Clone, Debug)]
 pub struct Stickiness {
     capacity: usize,
-    clients: HashMap<(u32, Client), Last>,
+    /// Clients in network namespaces of this node, and those outside: neither drives the other out.
+    clients: [HashMap<(u32, Client), Last>; 2],
     /// (turn, Service, client), oldest first; entries whose turn no longer matches the client's are stale.
-    order: VecDeque<(u64, u32, Client)>,
+    order: [VecDeque<(u64, u32, Client)>; 2],
     services: BTreeMap<u32, Service>,
     turn: u64,
     span_start_ns: u64,
@@ -100,12 +101,13 @@ pub struct Stickiness {
 }
 
 impl Stickiness {
-    /// Makes a tracker that remembers at most so many clients (each counted once a Service), at some 200 bytes each.
+    /// Makes a tracker that remembers at most so many clients of this node, and as many outside (each counted once a Service), at
+    /// some 200 bytes each.
     pub fn new(capacity: usize) -> Self {
         Self {
             capacity: capacity.max(1),
-            clients: HashMap::new(),
-            order: VecDeque::new(),
+            clients: Default::default(),
+            order: Default::default(),
             services: BTreeMap::new(),
             turn: 0,
             span_start_ns: 0,
@@ -122,8 +124,8 @@ impl Stickiness {
             port: client_port,
             turn: self.turn,
         };
-        let previous = self.clients.insert((service, client), last);
-        self.order.push_back((self.turn, service, client));
+        let previous = self.clients[side(&client)].insert((service, client), last);
+        self.order[side(&client)].push_back((self.turn, service, client));
         let counts = self.services.entry(service).or_default();
         let span = &mut counts.current;
         match previous {
@@ -138,7 +140,7 @@ impl Stickiness {
         }
         let known = span.backends.contains_key(&backend) || span.backends.len() < MAX_BACKENDS;
         *span.backends.entry(if known { backend } else { OTHERS }).or_default() += 1;
-        self.make_room();
+        self.make_room(side(&client));
     }
 
     /// Says what time it is, so that old counts go also while nobody connects.
@@ -177,13 +179,15 @@ impl Stickiness {
     /// Drops a Service, when it has gone.
     pub fn forget_service(&mut self, service: u32) {
         self.services.remove(&service);
-        self.clients.retain(|&(of, _), _| of != service);
-        self.order.retain(|&(_, of, _)| of != service);
+        for side in 0..2 {
+            self.clients[side].retain(|&(of, _), _| of != service);
+            self.order[side].retain(|&(_, of, _)| of != service);
+        }
     }
 
     /// Clients remembered now, each counted once a Service.
     pub fn clients(&self) -> usize {
-        self.clients.len()
+        self.clients.iter().map(HashMap::len).sum()
     }
 
     /// Clients forgotten for want of room.
@@ -191,16 +195,13 @@ impl Stickiness {
         self.evicted
     }
 
-    fn make_room(&mut self) {
-        while self.clients.len() > self.capacity
-            && let Some((turn, service, client)) = self.order.pop_front()
+    fn make_room(&mut self, side: usize) {
+        let (clients, order) = (&mut self.clients[side], &mut self.order[side]);
+        while clients.len() > self.capacity
+            && let Some((turn, service, client)) = order.pop_front()
         {
-            if self
-                .clients
-                .get(&(service, client))
-                .is_some_and(|last| last.turn == turn)
-            {
-                self.clients.remove(&(service, client));
+            if clients.get(&(service, client)).is_some_and(|last| last.turn == turn) {
+                clients.remove(&(service, client));
                 if let Some(service) = self.services.get_mut(&service) {
                     service.clients.remove(&client);
                 }
@@ -208,13 +209,17 @@ impl Stickiness {
             }
         }
         // A client that connects often leaves stale entries behind; sweep before they outnumber the live ones.
-        if self.order.len() > 2 * self.capacity.max(8) {
-            let clients = &self.clients;
-            self.order.retain(|&(turn, service, client)| {
+        if order.len() > 2 * self.capacity.max(8) {
+            order.retain(|&(turn, service, client)| {
                 clients.get(&(service, client)).is_some_and(|last| last.turn == turn)
             });
         }
     }
+}
+
+/// Which of two memories is for a client: 0 for those in a network namespace of this node, 1 for those outside.
+const fn side(client: &Client) -> usize {
+    (client.netns == 0) as usize
 }
 
 /// Σ p² over observed counts: how often two independent choices with these shares meet the same backend.
@@ -238,7 +243,7 @@ mod tests {
 
     fn client(n: u64) -> Client {
         Client {
-            netns: n,
+            netns: n + 1,
             address: [7; 16],
         }
     }
@@ -328,11 +333,11 @@ mod tests {
             let mut distinct = 0;
             for (service, who, port, backend, by) in pushes {
                 now += by;
-                let before = seen.clients.contains_key(&(service, client(who)));
+                let before = seen.clients[0].contains_key(&(service, client(who)));
                 distinct += usize::from(!before);
                 seen.push(service, client(who), port, backend, now);
                 prop_assert!(seen.clients() <= capacity);
-                prop_assert!(seen.order.len() <= 2 * capacity.max(8) + 1);
+                prop_assert!(seen.order.iter().all(|order| order.len() <= 2 * capacity.max(8) + 1));
                 prop_assert_eq!(seen.clients() + seen.evicted() as usize, distinct);
                 let by_service: usize = (0..3).map(|id| seen.service(id).clients).sum();
                 prop_assert_eq!(by_service, seen.clients());

@@ -21,7 +21,10 @@ use lb_common::{
     set::{SetWord, elements_for},
 };
 
-use crate::model::{self, DesiredService, SetName};
+use crate::{
+    datapath::maps::OpenIds,
+    model::{self, DesiredService, SetName},
+};
 
 use frontends::{Side, Use, key, set_ids, uses, value};
 use members::{Placed, digest, list_order};
@@ -552,6 +555,13 @@ impl Compiler {
         for id in left.services {
             self.services.release(id, now_ms);
         }
+    }
+
+    /// Lets ids that nothing stands behind, but that have open connections, wait until those have ended; only before the first
+    /// compilation.
+    pub fn withhold(&mut self, open: &OpenIds, now_ms: u64) {
+        self.backends.withhold(&open.backends.iter().copied().collect(), now_ms);
+        self.services.withhold(&open.services.iter().copied().collect(), now_ms);
     }
 
     /// Makes available what was freed: after the grace, and once no open connection refers to it.

@@ -197,7 +197,8 @@ impl Compiler {
     /// A compiler that goes on with what the maps hold: ids stay, and unchanged lists and tables are not written again.
     /// Ids beyond the maps are foreign, and passed over.
     ///
-    /// What an earlier agent had freed counts as free: its grace passes while the programs are loaded anew.
+    /// What an earlier agent had freed counts as free: its grace passes while the programs are loaded anew. Ids with open
+    /// connections are [withheld](Self::withhold).
     pub fn restore(capacity: Capacity, contents: &Contents) -> Self {
         let mut this = Self::new(capacity);
         let service_ids = contents.frontends.values().map(|f| f.service_id);

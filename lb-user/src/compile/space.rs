@@ -1,6 +1,6 @@
 //! Allocating ids and ranges: what is freed waits until nothing in the kernel can still be using it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use thiserror::Error;
 
@@ -60,6 +60,30 @@ impl Ids {
         self.next = expected;
         // The smallest is handed out first, so that the arrays stay dense.
         self.free.reverse();
+    }
+
+    /// Lets free ids wait until nothing refers to them any more; only before the first allocation.
+    pub fn withhold(&mut self, busy: &HashSet<u32>, now_ms: u64) {
+        let mut busy: Vec<u32> = busy
+            .iter()
+            .copied()
+            .filter(|id| *id > 0 && *id < self.capacity)
+            .collect();
+        busy.sort_unstable();
+        if let Some(&last) = busy.last()
+            && last >= self.next
+        {
+            self.free.splice(0..0, (self.next..=last).rev());
+            self.next = last + 1;
+        }
+        let waiting = &mut self.waiting;
+        self.free.retain(|id| {
+            let held = busy.binary_search(id).is_ok();
+            if held {
+                waiting.push_back((now_ms, *id));
+            }
+            !held
+        });
     }
 
     /// Takes an id.
@@ -256,6 +280,20 @@ mod tests {
         ids.adopt([5, 2, 2, 900]);
         let taken: Vec<u32> = std::iter::from_fn(|| ids.take().ok()).collect();
         assert_eq!(taken, [1, 3, 4, 6, 7]);
+    }
+
+    #[test]
+    fn withheld_ids_wait_until_they_are_idle() {
+        let mut ids = Ids::new("things", "", 8);
+        ids.adopt([3]);
+        // One that is in use is nobody's to withhold, and those beyond the map are none.
+        ids.withhold(&HashSet::from([0, 2, 3, 6, 900]), 0);
+        let taken: Vec<u32> = std::iter::from_fn(|| ids.take().ok()).collect();
+        assert_eq!(taken, [1, 4, 5, 7]);
+        assert_eq!(ids.used(), 7);
+        ids.reclaim(GRACE_MS, |id| id == 6);
+        assert_eq!(ids.take(), Ok(6));
+        assert!(ids.take().is_err());
     }
 
     proptest! {

@@ -1,7 +1,10 @@
 //! Counting the entries of maps that the kernel programs fill.
 //!
 //! A hash map is counted by walking it, two system calls an entry: with a hundred thousand sockets that is tens of
-//! milliseconds. The census has handles of its own, so that nobody waits for it who has to write to the kernel.
+//! milliseconds, and a pass over the flow table reads all its slots. The census has handles of its own, so that nobody waits
+//! for it who has to write to the kernel, and whoever asks soon after another is given the same counts.
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use aya::maps::{HashMap, Map, MapData};
 use lb_common::{
@@ -12,7 +15,7 @@ use lb_common::{
 };
 
 use super::{
-    flows,
+    flows::{self, Flows},
     kernel::{Kernel, MapsError, window_error},
     window::Array,
 };
@@ -26,7 +29,10 @@ pub struct Census {
     affinity: Option<HashMap<MapData, AffinityKey, Affinity>>,
     flows: Option<Array<Flow>>,
     settings: Option<Array<Settings>>,
+    packets: Option<Flows>,
     capacity: [u64; 4],
+    counted_flows: Kept<FlowCounts>,
+    counted_maps: Kept<Vec<(&'static str, u64, u64)>>,
 }
 
 impl std::fmt::Debug for Census {
@@ -43,7 +49,34 @@ pub struct Counted {
     /// (map, entries, capacity) of each map.
     pub usage: Vec<(&'static str, u64, u64)>,
     /// The flow table.
-    pub flows: FlowCounts,
+    pub flows: Arc<FlowCounts>,
+}
+
+/// How old counts may be that people and scrapers are given, in nanoseconds.
+pub const FRESH_NS: u64 = 1_000_000_000;
+/// How old counts may be of what takes hours to change, in nanoseconds.
+pub const RECENT_NS: u64 = 10 * FRESH_NS;
+
+/// A result that those who ask soon after each other share; it is made by one of them, while the others wait.
+struct Kept<T>(Mutex<Option<(u64, Arc<T>)>>);
+
+impl<T> Kept<T> {
+    const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// The result, made anew where the last one was begun `most_ns` ago or longer.
+    fn get(&self, now_ns: u64, most_ns: u64, make: impl FnOnce() -> T) -> Arc<T> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((begun_ns, result)) = &*kept
+            && now_ns.saturating_sub(*begun_ns) < most_ns
+        {
+            return result.clone();
+        }
+        let result = Arc::new(make());
+        *kept = Some((now_ns, result.clone()));
+        result
+    }
 }
 
 /// The hash maps that are counted by walking them, in the order of the census.
@@ -60,7 +93,10 @@ impl Census {
             affinity: facts(names::AFFINITY).and_then(|f| open_lru(f.id)),
             flows: facts(names::FLOWS).and_then(|f| open_array(f.id, f.max_entries)),
             settings: facts(names::SETTINGS).and_then(|f| open_array(f.id, f.max_entries)),
+            packets: Flows::reopen(kernel),
             capacity: COUNTED.map(|name| facts(name).map_or(0, |f| u64::from(f.max_entries))),
+            counted_flows: Kept::new(),
+            counted_maps: Kept::new(),
         }
     }
 
@@ -68,6 +104,11 @@ impl Census {
     pub fn sockets(&self) -> impl Iterator<Item = SocketState> + '_ {
         let all = self.sockets.iter().flat_map(|map| map.iter().flatten());
         all.map(|(_, state)| state)
+    }
+
+    /// The maps of translated packets, to be read; none where they cannot be opened.
+    pub fn packet_maps(&self) -> Option<&Flows> {
+        self.packets.as_ref()
     }
 
     /// Slots of the flow table; 0 where it cannot be read.
@@ -90,14 +131,23 @@ impl Census {
         flows::scan(table, |_, flow| each(flow)).map_err(window_error(names::FLOWS))
     }
 
-    /// Counts everything; entries come and go meanwhile. The flow table is passed through once; `now_ns` is the monotonic clock's.
+    /// What the flow table has, as it was `most_ns` ago or later; `now_ns` is the monotonic clock's. One pass over the table
+    /// serves all who ask meanwhile.
+    pub fn flow_counts(&self, now_ns: u64, most_ns: u64) -> Arc<FlowCounts> {
+        self.counted_flows.get(now_ns, most_ns, || {
+            let mut counts = FlowCounts::of_slots(self.flow_slots());
+            let flow_now_ns = self.flow_now_ns(now_ns);
+            if let Err(error) = self.flows(|flow| counts.add(flow, flow_now_ns)) {
+                tracing::warn!(%error, "the flow table could not be read whole");
+            }
+            counts
+        })
+    }
+
+    /// Counts everything, [`FRESH_NS`] ago or later; entries come and go meanwhile. `now_ns` is the monotonic clock's.
     pub fn count(&self, now_ns: u64) -> Counted {
-        let mut flows = FlowCounts::of_slots(self.flow_slots());
-        let flow_now_ns = self.flow_now_ns(now_ns);
-        if let Err(error) = self.flows(|flow| flows.add(flow, flow_now_ns)) {
-            tracing::warn!(%error, "the flow table could not be read whole");
-        }
-        let mut usage = self.usage();
+        let flows = self.flow_counts(now_ns, FRESH_NS);
+        let mut usage = (*self.counted_maps.get(now_ns, FRESH_NS, || self.usage())).clone();
         if flows.slots > 0 {
             usage.push((names::FLOWS, flows.live(), flows.slots));
             usage.push((names::TUPLES, flows.tuples, flows.max_tuples()));
@@ -122,14 +172,46 @@ impl Census {
     }
 }
 
-fn open<K: aya::Pod, V: aya::Pod>(id: u32) -> Option<HashMap<MapData, K, V>> {
+pub(super) fn open<K: aya::Pod, V: aya::Pod>(id: u32) -> Option<HashMap<MapData, K, V>> {
     HashMap::try_from(Map::HashMap(MapData::from_id(id).ok()?)).ok()
 }
 
-fn open_lru<K: aya::Pod, V: aya::Pod>(id: u32) -> Option<HashMap<MapData, K, V>> {
+pub(super) fn open_lru<K: aya::Pod, V: aya::Pod>(id: u32) -> Option<HashMap<MapData, K, V>> {
     HashMap::try_from(Map::LruHashMap(MapData::from_id(id).ok()?)).ok()
 }
 
-fn open_array<T: aya::Pod>(id: u32, len: u32) -> Option<Array<T>> {
+pub(super) fn open_array<T: aya::Pod>(id: u32, len: u32) -> Option<Array<T>> {
     Some(Array::new(MapData::from_id(id).ok()?, len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_asks_soon_after_another_is_given_the_same_counts() {
+        let kept = Kept::new();
+        let mut passes = 0;
+        let mut ask = |now_ns, most_ns| {
+            *kept.get(now_ns, most_ns, || {
+                passes += 1;
+                passes
+            })
+        };
+        let start = 5 * FRESH_NS;
+        assert_eq!(ask(start, FRESH_NS), 1);
+        assert_eq!(ask(start + FRESH_NS - 1, FRESH_NS), 1);
+        assert_eq!(
+            ask(start - 1, FRESH_NS),
+            1,
+            "one who waited for the pass has an earlier time"
+        );
+        assert_eq!(
+            ask(start + FRESH_NS, RECENT_NS),
+            1,
+            "others are content with older counts"
+        );
+        assert_eq!(ask(start + FRESH_NS, FRESH_NS), 2);
+        assert_eq!(ask(start + 2 * FRESH_NS - 1, FRESH_NS), 2);
+    }
 }

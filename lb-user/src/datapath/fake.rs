@@ -16,7 +16,11 @@ use lb_common::{
     set::{ListEntry, SLOTS_PER_ELEMENT, SetWord, elements_for, slot_of},
 };
 
-use super::{kernel::MapsError, maps::Maps, window::WindowError};
+use super::{
+    kernel::MapsError,
+    maps::{Maps, OpenIds, is_backend_idle, is_service_idle},
+    window::WindowError,
+};
 use crate::{
     compile::{Capacity, Contents, List, Source, table_hash},
     plan::{ListWrite, Phase, Plan},
@@ -352,6 +356,15 @@ impl Maps for Memory {
 
     fn service_counter(&self, id: u32) -> Result<ServiceCounters, MapsError> {
         Ok(self.service_counters.get(&id).copied().unwrap_or_default())
+    }
+
+    fn open_ids(&self) -> Result<OpenIds, MapsError> {
+        let backends = self.backend_counters.iter().filter(|(_, c)| !is_backend_idle(c));
+        let services = self.service_counters.iter().filter(|(_, c)| !is_service_idle(c));
+        Ok(OpenIds {
+            backends: backends.map(|(id, _)| *id).collect(),
+            services: services.map(|(id, _)| *id).collect(),
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use aya::{
     Ebpf,
-    maps::{HashMap, MapData, MapError},
+    maps::{HashMap, Map, MapData, MapError},
 };
 use lb_common::{
     flow::{Flow, FragmentKey, FragmentPorts, Interface, Settings, TupleEntry, TupleKey, state},
@@ -16,7 +16,8 @@ use lb_common::{
 };
 
 use super::{
-    kernel::{MapsError, array, hash, put, read_error, remove, window_error},
+    census::{open, open_array, open_lru},
+    kernel::{Kernel, MapsError, array, hash, put, read_error, remove, window_error},
     load::LoadError,
     window::{Array, Window, WindowError},
 };
@@ -67,6 +68,21 @@ impl Flows {
             .write(Settings { flow_slots, ..settings })
             .map_err(LoadError::Settings)?;
         Ok(flows)
+    }
+
+    /// Opens the maps of a kernel once more, to read them; none where one of them cannot be opened.
+    pub(super) fn reopen(kernel: &Kernel) -> Option<Self> {
+        let facts = |name: &str| kernel.facts().get(name);
+        let hand = MapData::from_id(facts(names::FLOW_HAND)?.id).ok()?;
+        let (table, settings) = (facts(names::FLOWS)?, facts(names::SETTINGS)?);
+        Some(Self {
+            table: open_array(table.id, table.max_entries)?,
+            tuples: open(facts(names::TUPLES)?.id)?,
+            settings: open_array(settings.id, settings.max_entries)?,
+            interfaces: open(facts(names::INTERFACES)?.id)?,
+            hand: aya::maps::Array::try_from(Map::Array(hand)).ok()?,
+            fragments: open_lru(facts(names::FRAGMENTS)?.id)?,
+        })
     }
 
     /// Slots of the flow table, as it is in the kernel.

@@ -1,6 +1,6 @@
 //! What reconciling asks of the maps, whether they are the kernel's or memory.
 
-use lb_common::backend::{BackendCounters, ServiceCounters};
+use lb_common::backend::{BackendCounters, ServiceCounters, Tally};
 
 use super::{
     kernel::{Kernel, MapsError},
@@ -10,6 +10,26 @@ use crate::{
     compile::{Capacity, Contents},
     plan::Plan,
 };
+
+/// Whether no connection is open that will count its end for this backend.
+pub fn is_backend_idle(counters: &BackendCounters) -> bool {
+    let idle = |tally: Tally| tally.established <= tally.closed;
+    counters.established <= counters.closed && idle(counters.direct) && idle(counters.outside)
+}
+
+/// Whether no connection is open that will count its end for this Service.
+pub fn is_service_idle(counters: &ServiceCounters) -> bool {
+    counters.established <= counters.closed
+}
+
+/// Ids whose counters say that connections are open, whether or not the ids stand for anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenIds {
+    /// Backends.
+    pub backends: Vec<u32>,
+    /// Services.
+    pub services: Vec<u32>,
+}
 
 /// The state maps, as plans see them.
 pub trait Maps {
@@ -45,6 +65,12 @@ pub trait Maps {
     /// # Errors
     /// When the kernel refuses.
     fn service_counter(&self, id: u32) -> Result<ServiceCounters, MapsError>;
+
+    /// The ids with open connections: all counters are read.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn open_ids(&self) -> Result<OpenIds, MapsError>;
 }
 
 impl Maps for Kernel {
@@ -70,5 +96,20 @@ impl Maps for Kernel {
 
     fn service_counter(&self, id: u32) -> Result<ServiceCounters, MapsError> {
         self.service_counter(id)
+    }
+
+    fn open_ids(&self) -> Result<OpenIds, MapsError> {
+        let mut open = OpenIds::default();
+        self.backend_counters(u32::MAX, |id, counters| {
+            if !is_backend_idle(&counters) {
+                open.backends.push(id);
+            }
+        })?;
+        self.service_counters(u32::MAX, |id, counters| {
+            if !is_service_idle(&counters) {
+                open.services.push(id);
+            }
+        })?;
+        Ok(open)
     }
 }

@@ -191,7 +191,7 @@ families! {
         "Flows from outside in the flow table, by state; those that have expired are left out.",
         "in observe mode";
     MAP_ENTRIES Kind::Gauge, "evenkeel_bpf_map_entries", ["map"],
-        "Entries in use in a kernel map.", "";
+        "Entries in use in a kernel map; of FLOWS and TUPLES those of live flows, as what has expired makes way.", "";
     MAP_MAX Kind::Gauge, "evenkeel_bpf_map_max_entries", ["map"],
         "Entries that fit into a kernel map.", "";
     MAP_PRESSURE Kind::Gauge, "evenkeel_bpf_map_pressure_ratio", ["map"],

@@ -51,6 +51,11 @@ impl Audience {
         mixed: false,
     };
 
+    /// Whether these are some of those clients, and can be judged by alone as well as together with the rest.
+    pub const fn is_part_of(self, others: Self) -> bool {
+        !self.mixed && !others.mixed && (others.inside || !self.inside) && (others.outside || !self.outside)
+    }
+
     /// What a backend had of these clients.
     pub fn of(self, counters: &BackendCounters) -> Tally {
         let mut sum = Tally::default();
@@ -69,7 +74,7 @@ pub fn total(counters: &BackendCounters) -> Tally {
     Audience::ALL.of(counters)
 }
 
-/// The connections of a tally that are open.
+/// The connections of a tally that are open, once those that fell silent are settled (see [`super::flows::Silent`]).
 pub fn open(tally: &Tally) -> u64 {
     tally.established.saturating_sub(tally.closed)
 }

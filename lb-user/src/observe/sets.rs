@@ -42,6 +42,9 @@ const TRAIL: usize = 24;
 
 /// A set without any change is read this often, so that windows and rates go on with the time.
 const IDLE_NS: u64 = 10_000_000_000;
+/// How long a set must be for further clients before it is judged by them too, in nanoseconds: endpoints of a node that come and
+/// go change who shares them, and a judge that begins anew each time would never come to a judgement.
+const WIDER_NS: u64 = 300_000_000_000;
 
 /// One member of a set at a reading.
 #[derive(Clone, Copy, Debug)]
@@ -184,6 +187,8 @@ pub struct Recent {
 #[derive(Debug)]
 pub struct Watch {
     basis: Basis,
+    /// Since when the set is for more clients than those it is judged by.
+    wider_since_ns: Option<u64>,
     detector: Detector,
     drift: Drift,
     window: Window,
@@ -206,6 +211,7 @@ impl Default for Watch {
     fn default() -> Self {
         Self {
             basis: Basis::default(),
+            wider_since_ns: None,
             detector: Detector::new(),
             drift: Drift::new(),
             window: Window::new(WINDOW_NS, WINDOW_READINGS),
@@ -240,7 +246,7 @@ impl Watch {
             Traffic::Balanced => service.connects,
             Traffic::Translated | Traffic::Relayed => service.attributed,
         };
-        let mut ended = self.settle_basis(traffic, audience, service.connects, attributed);
+        let mut ended = self.settle_basis(now_ns, traffic, audience, service.connects, attributed);
         let first = self.first_ns == 0;
         if first {
             self.first_ns = now_ns;
@@ -301,17 +307,24 @@ impl Watch {
         };
         self.first_ns > 0
             && now_ns < self.last_ns + IDLE_NS
-            && (self.basis == Basis::Direct || self.basis == Basis::Frontends(audience))
+            && match self.basis {
+                Basis::Direct => true,
+                Basis::Frontends(judged) => {
+                    judged == audience || (self.wider_since_ns.is_some() && judged.is_part_of(audience))
+                }
+            }
             && self.members.len() == samples.len()
             && self.members.iter().zip(samples).all(same)
     }
 
     /// Changes the basis when a userspace proxy comes or goes, or when the set is for other clients than before; everything
-    /// then begins anew, and the alarms end.
+    /// then begins anew, and the alarms end. Where it is for further clients too, those so far are as good a basis as before,
+    /// and stay it for [`WIDER_NS`].
     ///
     /// That there is a proxy must be known: probes and clients of a headless Service dial endpoints directly as well.
     fn settle_basis(
         &mut self,
+        now_ns: u64,
         traffic: Traffic,
         audience: Audience,
         connects: u64,
@@ -325,6 +338,14 @@ impl Watch {
             self.basis
         };
         if basis == self.basis {
+            self.wider_since_ns = None;
+            return Vec::new();
+        }
+        if self.first_ns > 0
+            && let (Basis::Frontends(judged), Basis::Frontends(wider)) = (self.basis, basis)
+            && judged.is_part_of(wider)
+            && now_ns < self.wider_since_ns.get_or_insert(now_ns).saturating_add(WIDER_NS)
+        {
             return Vec::new();
         }
         let fresh = Self {

@@ -1,6 +1,10 @@
 //! Reconciling with maps in memory: what is written when, what a refusal leaves behind, what is repaired.
 
-use lb_common::{frontend::Frontend, set::SetWord};
+use lb_common::{
+    backend::{BackendCounters, Tally},
+    frontend::Frontend,
+    set::SetWord,
+};
 
 use super::*;
 use crate::{
@@ -124,6 +128,70 @@ fn assert_settled(reconciler: &mut Reconciler<Memory>) {
 
 fn meaning(wanted: &[Wanted<'_>]) -> World {
     world(running(wanted).kernel())
+}
+
+#[test]
+fn ids_with_open_connections_are_not_given_to_others_after_a_restart() {
+    let before = running(&[WEB]);
+    let web = before.applied().values().next().expect("one Service").clone();
+    let gone = web.backend_id(
+        6,
+        "10.1.0.3".parse::<std::net::IpAddr>().unwrap().into(),
+        lb_common::addr::Port::new(8080),
+    );
+    let gone = gone.expect("an endpoint");
+    let mut before = before;
+    let open = BackendCounters {
+        outside: Tally {
+            established: 1,
+            ..Tally::default()
+        },
+        ..BackendCounters::default()
+    };
+    before.kernel_mut().backend_counters.insert(gone, open);
+    let two = Wanted {
+        endpoints: &[1, 2],
+        ..WEB
+    };
+    want(&mut before, &[two]);
+    before.flush();
+
+    let mut after = start(before.kernel().clone());
+    let more = Wanted {
+        endpoints: &[1, 2, 4, 5],
+        ..WEB
+    };
+    want(&mut after, &[more]);
+    sync(&mut after);
+    after.flush();
+    assert_settled(&mut after);
+    let ids = |service: &Compiled| service.backends.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+    let web = after.applied().values().next().expect("one Service").clone();
+    assert!(
+        !ids(&web).contains(&gone),
+        "{gone} has an open connection of its old owner"
+    );
+    assert_eq!(after.kernel().backend_counter(gone).expect("memory is read"), open);
+
+    // Once the connection has ended, the id is like any other.
+    after
+        .kernel_mut()
+        .backend_counters
+        .get_mut(&gone)
+        .expect("it was there")
+        .outside
+        .closed = 1;
+    after.compiler.reclaim(u64::MAX, |_| true, |_| true);
+    want(
+        &mut after,
+        &[Wanted {
+            endpoints: &[1, 2, 4, 5, 6],
+            ..WEB
+        }],
+    );
+    after.flush();
+    let web = after.applied().values().next().expect("one Service").clone();
+    assert!(ids(&web).contains(&gone));
 }
 
 #[test]

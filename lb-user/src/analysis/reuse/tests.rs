@@ -207,7 +207,11 @@ fn memory_is_bounded_and_evictions_are_counted() {
     for i in 0..5_000_u64 {
         tracker.push(record((i % 1_000) as u16, 1 + i * 1_000, 2 + i * 1_000, 7), always);
         assert!(tracker.tuples() <= 100 && tracker.held_back() <= 10);
-        assert!(tracker.order.len() <= 201, "{}", tracker.order.len());
+        assert!(
+            tracker.memories[0].order.len() <= 201,
+            "{}",
+            tracker.memories[0].order.len()
+        );
     }
     tracker.drain(always);
     assert_eq!(tracker.evicted(), 4_900);
@@ -218,7 +222,32 @@ fn memory_is_bounded_and_evictions_are_counted() {
     }
     tracker.drain(always);
     assert_eq!(tracker.evicted() - before, 1);
-    assert!(tracker.order.len() <= 201);
+    assert!(tracker.memories[0].order.len() <= 201);
+}
+
+#[test]
+fn clients_outside_do_not_drive_out_the_nodes_own() {
+    let mut tracker = ReuseTracker::new(ReuseConfig {
+        capacity: 100,
+        ..in_order()
+    });
+    tracker.push(record(1, 1, 2, 7), always);
+    for i in 0..5_000_u64 {
+        let mut outside = record(i as u16, 3 + i, 4 + i, 7);
+        outside.tuple.netns = 0;
+        outside.tuple.client = u128::from(i).to_be_bytes();
+        tracker.push(outside, always);
+    }
+    tracker.push(record(1, SECOND, SECOND + 1, 7), always);
+    tracker.drain(always);
+    assert_eq!(
+        tracker.total().same_backend,
+        1,
+        "the node's own tuple is still remembered"
+    );
+    assert_eq!(tracker.evicted(), 4_900);
+    let own = tracker.clients().find(|(client, _)| client.netns != 0);
+    assert_eq!(own.map(|(_, counts)| counts.connections), Some(2));
 }
 
 #[test]

@@ -315,3 +315,31 @@ fn an_alarm_ends_when_the_set_is_for_other_clients() {
     assert_eq!(changes.iter().filter(|change| change.raised).count(), 0);
     assert_eq!((changes.len(), watch.alarms().count()), (2, 0));
 }
+
+#[test]
+fn local_endpoints_that_come_and_go_do_not_keep_the_judge_from_judging() {
+    let mut watch = Watch::default();
+    let starving = |second: u64| {
+        let (mut samples, service) = external_local(second);
+        samples[2].counters.connects = 0;
+        (samples, service)
+    };
+    // Every ten seconds the Local set has all members, or lacks some again.
+    let mut raised = Vec::new();
+    for second in 1..120 {
+        let audience = if second / 10 % 2 == 0 {
+            Audience::INSIDE
+        } else {
+            Audience::ALL
+        };
+        let changes = tell_to(&mut watch, Traffic::Balanced, audience, second..second + 1, starving);
+        raised.extend(changes.iter().map(|change| (change.alarm.backend, change.raised)));
+    }
+    assert_eq!(raised, [(3, true)], "found once, and never given up");
+    // Once it has been for all of them for long (since the last change, at 110), it is judged by all of them.
+    let wider = Basis::Frontends(Audience::ALL);
+    tell_to(&mut watch, Traffic::Balanced, Audience::ALL, 120..410, starving);
+    assert_ne!(watch.basis, wider);
+    tell_to(&mut watch, Traffic::Balanced, Audience::ALL, 410..411, starving);
+    assert_eq!(watch.basis, wider);
+}
