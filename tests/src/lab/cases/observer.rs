@@ -43,6 +43,13 @@ fn diagnoses(lab: &Lab, service: &Service<'_>) -> Result<Vec<DiagnosisView>> {
     }
 }
 
+/// The sets of a Service's TCP port that had connections since they are watched.
+fn busy(lab: &Lab, service: &Service<'_>) -> Result<Vec<DiagnosisView>> {
+    let mut found = diagnoses(lab, service)?;
+    found.retain(|one| one.set.contains("/TCP/") && one.verdict != VerdictKind::NoTraffic);
+    Ok(found)
+}
+
 fn graph(lab: &Lab, service: &Service<'_>) -> Result<GraphView> {
     let query = Query::Graph {
         filter: filter(service),
@@ -72,49 +79,45 @@ fn local(lab: &Lab, family: Family) -> Result<String> {
         .with("externalTrafficPolicy", "Local");
     let pods = [(1, 1), (2, 1), (3, 1)].map(|(node, n)| lab.pod(node, n));
     service.apply(&pods.map(|pod| pod.ready(family)))?;
-    let (outside, inside) = (scaled(240, 60), scaled(90, 45));
-    let half = |count: usize| -> Result<()> {
+    let pair = || -> Result<()> {
+        let met = lab.outside().dial(service.routed())?;
+        ensure!(met.name == pods[0].name, "{met:?}");
         let caller = lab.pod(1, 2);
-        for n in 0..count {
-            // Both at once, so that every reading sees both.
-            for _ in 0..outside / inside {
-                let met = lab.outside().dial(service.routed())?;
-                ensure!(met.name == pods[0].name, "{met:?}");
-            }
-            lab.node(1)
-                .inside(|| caller.dialer().dial(service.cluster()))?
-                .with_context(|| format!("connection {n} of a pod"))?;
-        }
+        (lab.node(1).inside(|| caller.dialer().dial(service.cluster()))?).context("a pod's connection")?;
         Ok(())
     };
-    half(inside / 2)?;
-    // A reading between, so that the window has two.
-    until("a reading", || {
-        let found = diagnoses(lab, &service)?;
-        must(found.iter().any(|one| one.new_since_start.is_some()), || {
-            format!("{found:?}")
-        })
+    // What was counted before the first reading is nobody's: it may be older than the agent.
+    let mut begun = 0;
+    until("both sets to be read twice", || {
+        pair()?;
+        begun += 1;
+        let sets = busy(lab, &service)?;
+        must(sets.len() == 2, || format!("{sets:?}"))
     })?;
-    half(inside - inside / 2)?;
-    let (all, from_outside) = (inside * (outside / inside + 1), inside * (outside / inside));
-    service.wait_connects(1, all as u64)?;
+    let (inside, each) = (scaled(90, 45), 3);
+    for _ in 0..inside {
+        pair()?;
+        for _ in 1..each {
+            lab.outside().dial(service.routed())?;
+        }
+    }
+    let (of_node, from_outside) = (begun + inside, begun + inside * each);
+    service.wait_connects(1, (of_node + from_outside) as u64)?;
     let judged = until("the sets to be read whole", || {
-        let found = diagnoses(lab, &service)?;
-        let tcp: Vec<DiagnosisView> = found
-            .into_iter()
-            .filter(|one| one.set.contains("/TCP/") && one.verdict != VerdictKind::NoTraffic)
-            .collect();
+        let sets = busy(lab, &service)?;
         let seen = |audience: AudienceView| -> u64 {
-            let sets = tcp.iter().filter(|one| one.audience == audience);
+            let sets = sets.iter().filter(|one| one.audience == audience);
             sets.flat_map(|one| &one.endpoints)
                 .map(|endpoint| endpoint.connects)
                 .sum()
         };
-        must(
-            seen(AudienceView::Node) == inside as u64 && seen(AudienceView::Outside) == from_outside as u64,
-            || format!("{inside} and {from_outside} in {tcp:?}"),
-        )?;
-        Ok(tcp)
+        let (node, outside) = (seen(AudienceView::Node), seen(AudienceView::Outside));
+        let whole = (inside..=of_node).contains(&(node as usize))
+            && (inside * each..=from_outside).contains(&(outside as usize));
+        must(whole, || {
+            format!("{node} of {of_node} and {outside} of {from_outside} in {sets:?}")
+        })?;
+        Ok(sets)
     })?;
     for one in &judged {
         ensure!(one.starved.is_empty(), "nobody starves: {one:?}");
@@ -139,7 +142,7 @@ fn local(lab: &Lab, family: Family) -> Result<String> {
     }
     let shown = lab.node(1).ask(|agent| agent.service(&service.name))?;
     ensure!(
-        shown.outside == from_outside as u64 && shown.connects == all as u64,
+        shown.outside == from_outside as u64 && shown.connects == (of_node + from_outside) as u64,
         "{shown:?}"
     );
     let metrics = lab.node(1).ask(crate::agent::Agent::metrics)?;
@@ -162,7 +165,8 @@ fn local(lab: &Lab, family: Family) -> Result<String> {
         )
     })?;
     Ok(format!(
-        "{from_outside} of {all} connections from outside, all to {}",
+        "{from_outside} of {} connections from outside, all to {}",
+        of_node + from_outside,
         pods[0].name
     ))
 }
