@@ -240,8 +240,9 @@ impl Model {
         let (mut from, mut to) = (step.parsed.src, step.parsed.dst);
         match step.hook {
             Hook::Ingress => to = ends.0.ip(),
-            Hook::Egress if of_client && from == backend(&flow).ip() => from = vip(&flow).ip(),
-            Hook::Egress => {}
+            // Its receiver talks to this address; under another's, it would be dropped on its way.
+            Hook::Egress if of_client => from = vip(&flow).ip(),
+            Hook::Egress => from = source(&flow).map_or(from, |source| source.ip()),
         }
         let mut outcome = step.untouched();
         if rewrite::rewrite_error(&mut outcome.packet, &step.parsed, &about, ends, (from, to)) {
