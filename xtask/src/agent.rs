@@ -51,6 +51,17 @@ pub(crate) fn bench(layout: &Layout, arguments: &[OsString]) -> Result<()> {
     become_program(bench, arguments)
 }
 
+/// `cargo xtask fuzz`: replaces this process by the fuzzer.
+pub(crate) fn fuzz(layout: &Layout, arguments: &[OsString]) -> Result<()> {
+    need_root(
+        "fuzz",
+        "cargo build --release -p lb-tests --bins` and then `sudo target/release/evenkeel-fuzz",
+    )?;
+    setup::require(layout, &[Group::Build, Group::Sockets])?;
+    build(layout, &["lb-tests"], true)?;
+    become_program(Command::new(layout.target.join("release/evenkeel-fuzz")), arguments)
+}
+
 /// `cargo xtask lab`: replaces this process by the lab's own program.
 pub(crate) fn lab(layout: &Layout, arguments: &[OsString]) -> Result<()> {
     need_root(

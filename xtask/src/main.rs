@@ -131,6 +131,18 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Compare the packet parser and programs with a plain model of them, on millions of broken packets (needs root).
+    ///
+    /// Ten million of each, if nothing else is said. All arguments go to `evenkeel-fuzz`; a failure prints the seed and the
+    /// shortest script that still fails.
+    #[command(
+        after_help = "Examples:\n  cargo xtask fuzz\n  cargo xtask fuzz --count 100000 --seed 7\n  cargo xtask fuzz -- --help"
+    )]
+    Fuzz {
+        /// Arguments of `evenkeel-fuzz`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Write anew what tests compare with: golden cases and generated documents.
     ///
     /// The difference is then to be read by a person: `git diff`.
@@ -162,6 +174,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Vm(options) => return vm::command(&layout, &options),
         Task::Story(options) => return story::command(&layout, &options),
         Task::Demo { arguments } => agent::demo(&layout, &arguments)?,
+        Task::Fuzz { arguments } => agent::fuzz(&layout, &arguments)?,
         Task::Bench { arguments } => agent::bench(&layout, &arguments)?,
         Task::Lab { arguments } => agent::lab(&layout, &arguments)?,
         Task::Soak { arguments } => agent::soak(&layout, &arguments)?,

@@ -2,6 +2,8 @@
 //!
 //! Everything follows from a seed, so that what was found is found again.
 
+mod run;
+
 use std::{
     fs,
     net::IpAddr,
@@ -13,6 +15,8 @@ use lb_common::packet::{self as native, fragment, kind};
 
 use super::{Dice, Difference, Kind, Parsed, Place, Town, ethernet, inside};
 use crate::packet::{self, Packet, flags, hex, tell, wire};
+
+pub use run::main;
 
 /// Where the seeds lie as files; whoever finds a packet that was misread adds it there.
 pub fn folder() -> PathBuf {

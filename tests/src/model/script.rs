@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use lb_common::{
     abi::UDP,
     backend::state,
-    flow::{Flow, state as flow_state},
+    flow::{Flow, flag as flow_flag, state as flow_state},
     frontend::flag,
     hash,
 };
@@ -83,7 +83,7 @@ pub enum Op {
 pub struct Script {
     /// What happens, in order.
     pub ops: Vec<Op>,
-    /// One packet in so many is mangled; 0 is none.
+    /// So many packets of four are mangled.
     pub mangled: usize,
 }
 
@@ -101,8 +101,8 @@ impl Script {
                     73..79 => Op::Error(number),
                     79..82 => Op::Fragments(number),
                     82..91 => Op::Change(number),
-                    91..97 => Op::Pass(number),
-                    97 => Op::Set(number),
+                    91..96 => Op::Pass(number),
+                    96..98 => Op::Set(number),
                     _ => Op::Seed(number),
                 }
             })
@@ -112,7 +112,7 @@ impl Script {
 
     /// A script of a seed that is mostly broken packets.
     pub fn of_noise(seed: u64, length: usize) -> Self {
-        let mut script = Self::of(seed, length, 1);
+        let mut script = Self::of(seed, length, 3);
         let mut dice = Dice::new(!seed);
         for op in &mut script.ops {
             let rare = matches!(op, Op::Change(_) | Op::Pass(_) | Op::Set(_) | Op::Follow(_));
@@ -144,6 +144,8 @@ impl Script {
     pub fn tell(&self, mut say: Option<&mut dyn FnMut(String)>) -> Result<Counts> {
         let mut duel = Duel::enter()?;
         let towns = Town::found(&mut duel)?;
+        // So few that they are wanted.
+        duel.set(|settings| (settings.first_port, settings.last_port) = (20_000, 20_001));
         let mut play = Play {
             duel,
             seeds: fuzz::seeds(&towns),
@@ -223,7 +225,7 @@ impl Play {
     }
 
     fn run(&mut self, dice: &mut Dice, hook: Hook, device: Device, mut bytes: Vec<u8>) -> Result<()> {
-        if self.mangled != 0 && dice.once_in(self.mangled) {
+        if dice.below(4) < self.mangled {
             mangle(dice, &mut bytes);
         }
         self.say(|| format!("{hook:?} {device:?} {}", tell(&bytes, false)));
@@ -278,6 +280,9 @@ impl Play {
     /// The ends of some packet of a flow, and where it is seen.
     fn place(dice: &mut Dice, flow: &Flow) -> (Hook, SocketAddr, SocketAddr) {
         let (client, vip, backend) = (client(flow), vip(flow), backend(flow));
+        if source(flow).is_none() && flow.flags & flow_flag::MASQUERADE != 0 && dice.once_in(3) {
+            return (Hook::Egress, client, backend);
+        }
         match (dice.below(8), source(flow)) {
             (0..3, _) => (Hook::Ingress, client, vip),
             (3..5, _) => (Hook::Egress, backend, client),
@@ -310,7 +315,7 @@ impl Play {
                 packet
             }
         };
-        let device = *dice.pick(&Device::ALL);
+        let device = some_device(dice);
         let packet = dress(dice, packet);
         self.run(dice, hook, device, packet.bytes())
     }
@@ -324,7 +329,7 @@ impl Play {
             Hook::Ingress => Hook::Egress,
             Hook::Egress => Hook::Ingress,
         };
-        let device = *dice.pick(&Device::ALL);
+        let device = some_device(dice);
         self.run(dice, hook, device, bytes)
     }
 
@@ -486,7 +491,7 @@ impl Play {
             (10_000, 29_999),
             (2, 1),
         ]);
-        let slots = *dice.pick(&[0, 1, 3, 8, 40]);
+        let slots = *dice.pick(&[0, 1, 3, 8, 8, 40, 40, 40, 40]);
         self.duel.set(|settings| {
             (settings.first_port, settings.last_port) = (first, last);
             settings.flow_slots = slots;
@@ -499,6 +504,15 @@ impl Play {
 fn is_refused(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.and_then(std::io::Error::raw_os_error) == Some(libc::EINVAL)
+}
+
+/// Mostly the uplink.
+fn some_device(dice: &mut Dice) -> Device {
+    if dice.once_in(2) {
+        *dice.pick(&Device::ALL)
+    } else {
+        Device::Uplink
+    }
 }
 
 fn any_flags(dice: &mut Dice) -> u8 {

@@ -27,7 +27,7 @@ pub(crate) const CASES: &[(&str, Body)] = &[
     ),
     ("an_error_about_an_answer_reaches_the_backend", about_answers),
     ("an_error_of_a_backend_comes_from_the_frontend", of_backends),
-    ("an_error_of_the_node_itself_keeps_its_source", of_the_node),
+    ("an_error_of_the_node_itself_comes_from_the_frontend", of_the_node),
     ("as_little_as_eight_bytes_of_a_packet_are_enough", cut),
     ("errors_about_others_and_other_messages_pass_untouched", strangers),
     ("an_error_that_was_translated_is_not_translated_again", twice),
@@ -109,14 +109,10 @@ fn beyond_the_uplink(dial: Dial) -> Result<()> {
                 let comes = error(from, source.ip(), kind, &seen);
                 let to_client = error(from, flow.client.ip(), kind, &inside(&sent, &seen));
                 s.comes(Device::Uplink, &comes).becomes(&to_client, &[ICMP_TRANSLATED]);
-                // Whoever got its packet for the frontend hears of it from there.
-                let leaves = s.leaves(Device::Uplink, &to_client);
-                if from == router {
-                    leaves.untouched(&[MISS]);
-                } else {
-                    let wanted = to_client.clone().addresses(flow.vip.ip(), flow.client.ip());
-                    leaves.becomes(&wanted, &[ICMP_TRANSLATED]);
-                }
+                // Whoever sent to the frontend hears of it from there, whoever says it.
+                let wanted = to_client.clone().addresses(flow.vip.ip(), flow.client.ip());
+                s.leaves(Device::Uplink, &to_client)
+                    .becomes(&wanted, &[ICMP_TRANSLATED]);
             }
         }
     }
@@ -135,6 +131,7 @@ fn own_source(dial: Dial) -> Result<()> {
             let wanted = error(router, flow.client.ip(), kind, &inside(&sent, &seen));
             s.comes(Device::Second, &comes).becomes(&wanted, &[ICMP_TRANSLATED]);
             // Or where it leaves, if it came in where no program is.
+            let wanted = wanted.addresses(flow.vip.ip(), flow.client.ip());
             s.leaves(Device::Uplink, &comes).becomes(&wanted, &[ICMP_TRANSLATED]);
         }
     }
@@ -159,7 +156,14 @@ fn about_answers(dial: Dial) -> Result<()> {
                     let comes = error(from, flow.vip.ip(), kind, &seen);
                     let wanted = error(from, flow.backend.ip(), kind, &inside(&sent, &seen));
                     s.comes(Device::Uplink, &comes).becomes(&wanted, &[ICMP_TRANSLATED]);
-                    s.leaves(Device::Uplink, &wanted).untouched(&[MISS]);
+                    // A backend that talks to the node hears of it from the node.
+                    let leaves = s.leaves(Device::Uplink, &wanted);
+                    if masqueraded {
+                        let wanted = wanted.clone().addresses(peer.ip(), flow.backend.ip());
+                        leaves.becomes(&wanted, &[ICMP_TRANSLATED]);
+                    } else {
+                        leaves.untouched(&[MISS]);
+                    }
                 }
             }
         }
@@ -191,7 +195,7 @@ fn of_the_node(dial: Dial) -> Result<()> {
         let seen = data(flow.client, flow.backend, proto);
         for kind in kinds(dial) {
             let leaves = error(node, flow.client.ip(), kind, &seen);
-            let wanted = error(node, flow.client.ip(), kind, &inside(&sent, &seen));
+            let wanted = error(flow.vip.ip(), flow.client.ip(), kind, &inside(&sent, &seen));
             s.leaves(Device::Uplink, &leaves).becomes(&wanted, &[ICMP_TRANSLATED]);
             // To the backend, about an answer that did not get through the node.
             let answer = data(flow.backend, flow.client, proto);
@@ -290,7 +294,8 @@ fn twice(dial: Dial) -> Result<()> {
     let wanted = error(router, flow.client.ip(), kinds(dial)[0], &inside(&sent, &seen));
     s.comes(Device::Uplink, &comes).becomes(&wanted, &[ICMP_TRANSLATED]);
     s.comes(Device::Second, &wanted).untouched(&[MISS]);
-    s.leaves(Device::Second, &wanted).untouched(&[MISS]);
-    s.leaves(Device::Uplink, &wanted).untouched(&[MISS]);
+    let left = wanted.clone().addresses(flow.vip.ip(), flow.client.ip());
+    s.leaves(Device::Second, &wanted).becomes(&left, &[ICMP_TRANSLATED]);
+    s.leaves(Device::Uplink, &left).untouched(&[MISS]);
     Ok(())
 }
