@@ -310,7 +310,11 @@ impl Flow {
     #[inline(always)]
     pub const fn idle_limit_ns(&self) -> u64 {
         if self.proto == UDP {
-            if self.is_settled() { DATAGRAM_NS } else { DATAGRAM_ONCE_NS }
+            if self.is_settled() {
+                DATAGRAM_NS
+            } else {
+                DATAGRAM_ONCE_NS
+            }
         } else if self.is_closed() {
             CLOSED_NS
         } else if !self.is_settled() {

@@ -101,7 +101,10 @@ fn a_slot_is_given_away_when_its_flow_expired_or_was_never_settled() {
     assert!(!flow.is_expired(then + UNANSWERED_NS) && flow.is_expired(then + UNANSWERED_NS + 1));
     assert!(!flow.is_evictable(then + EVICTABLE_NS) && flow.is_evictable(then + EVICTABLE_NS + 1));
     let _ = flow.note_backend(tcp_flag::SYN | tcp_flag::ACK, 5);
-    assert!(flow.is_evictable(then + EVICTABLE_NS + 1), "anybody can have a SYN answered");
+    assert!(
+        flow.is_evictable(then + EVICTABLE_NS + 1),
+        "anybody can have a SYN answered"
+    );
     let _ = flow.note_client(tcp_flag::ACK);
     assert!(
         !flow.is_evictable(then + ESTABLISHED_NS),
@@ -133,7 +136,11 @@ fn a_forged_reset_is_undone_by_what_follows() {
 #[test]
 fn what_is_no_answer_to_a_syn_establishes_nothing() {
     let mut flow = flow(TCP);
-    assert_eq!(flow.note_backend(tcp_flag::ACK, 5), Event::Nothing, "a backend in TIME_WAIT");
+    assert_eq!(
+        flow.note_backend(tcp_flag::ACK, 5),
+        Event::Nothing,
+        "a backend in TIME_WAIT"
+    );
     assert!(!flow.is_answered());
     assert_eq!(flow.note_backend(tcp_flag::SYN | tcp_flag::ACK, 6), Event::Established);
 }
@@ -155,8 +162,9 @@ fn looks_are_in_a_row_and_then_scattered() {
     for look in 0..LOOKS_IN_A_ROW {
         assert_eq!(slot_at(7 + u64::from(look), look, slots), 7 + look);
     }
-    let scattered: alloc::collections::BTreeSet<u32> =
-        (LOOKS_IN_A_ROW..LOOKS).map(|look| slot_at(7 + u64::from(look), look, slots)).collect();
+    let scattered: alloc::collections::BTreeSet<u32> = (LOOKS_IN_A_ROW..LOOKS)
+        .map(|look| slot_at(7 + u64::from(look), look, slots))
+        .collect();
     assert!(scattered.len() > 20 && scattered.iter().all(|slot| *slot < slots));
 }
 

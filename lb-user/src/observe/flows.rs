@@ -104,7 +104,7 @@ mod tests {
         abi::UDP,
         addr::Port,
         backend::Tally,
-        flow::{DATAGRAM_UNANSWERED_NS, ESTABLISHED_NS, UNANSWERED_NS, sent, version},
+        flow::{DATAGRAM_ONCE_NS, ESTABLISHED_NS, UNANSWERED_NS, sent, version},
     };
 
     use super::*;
@@ -132,7 +132,7 @@ mod tests {
         for flow in [masqueraded, ended, flow(TCP, sent::ANY, 0), flow(UDP, sent::ANY, 0)] {
             counts.add(&flow, 2_000);
         }
-        counts.add(&flow(UDP, sent::ANY, 0), 1_001 + DATAGRAM_UNANSWERED_NS);
+        counts.add(&flow(UDP, sent::ANY, 0), 1_001 + DATAGRAM_ONCE_NS);
         assert_eq!((counts.live(), counts.tuples, counts.max_tuples()), (4, 9, 300));
         let told: Vec<_> = counts.by_state().filter(|(_, count)| *count > 0).collect();
         assert_eq!(
@@ -207,7 +207,7 @@ mod tests {
                 version: version(7, state::LIVE),
                 ..Flow::default()
             };
-            counts.add(&flow, 1_001 + DATAGRAM_UNANSWERED_NS);
+            counts.add(&flow, 1_001 + DATAGRAM_ONCE_NS);
         }
         assert_eq!((counts.live(), counts.tuples), (0, 0));
     }
