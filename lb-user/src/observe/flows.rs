@@ -122,7 +122,7 @@ mod tests {
         };
         let masqueraded = Flow {
             source_port: Port::new(10_000),
-            ..flow(TCP, sent::ANY, sent::ANY)
+            ..flow(TCP, sent::ANY | sent::AGAIN, sent::ANY)
         };
         let ended = Flow {
             version: version(8, state::ENDED),
@@ -146,7 +146,7 @@ mod tests {
     fn connections_that_fell_silent_are_not_open_though_their_end_is_not_counted_yet() {
         let flow = Flow {
             proto: TCP,
-            client_sent: sent::ANY,
+            client_sent: sent::ANY | sent::AGAIN,
             backend_sent: sent::ANY,
             seen_ns: 1_000,
             version: version(7, state::LIVE),

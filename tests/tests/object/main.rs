@@ -37,7 +37,7 @@ const GLOBAL: [&str; 16] = [
     "admit",
     "begin",
     "choose",
-    "is_taken",
+    "holder",
     "make",
     "take",
     "retire",
@@ -93,7 +93,7 @@ fn layouts() -> Vec<Layout> {
         TupleEntry { slot, stamp }
         Flow {
             client, vip, backend, source, start_ns, established_ns, seen_ns, version, isn, service_id, set_id, backend_id,
-            generation, client_port, vip_port, backend_port, source_port, proto, flags, client_sent, backend_sent, pad,
+            generation, client_port, vip_port, backend_port, source_port, proto, flags, client_sent, backend_sent, claim,
         }
         Settings { clock_offset_ns, flow_slots, first_port, last_port }
         Interface { v4, v6, side, pad }
