@@ -486,6 +486,7 @@ impl Play {
     fn set(&mut self, dice: &mut Dice) {
         let (first, last) = *dice.pick(&[
             (20_000, 20_000),
+            (20_000, 20_000),
             (20_000, 20_001),
             (20_000, 20_015),
             (10_000, 29_999),
