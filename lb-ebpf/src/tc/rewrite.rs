@@ -105,6 +105,9 @@ pub fn rewrite(skb: *mut __sk_buff, packet: &Packet, end: End, addr: &Addr, port
             End::Source => V6_SRC,
             End::Destination => V6_SRC + 16,
         };
+        if !has_ports {
+            return skb::write_alone(skb, packet.network + at, &v6_bytes(addr));
+        }
         if !skb::write(skb, packet.network + at, &v6_bytes(addr)) {
             return false;
         }

@@ -3,7 +3,7 @@
 //! Bytes are read and written through helpers, so that they may lie anywhere in the packet's memory, shared or not.
 
 use aya_ebpf::{
-    bindings::__sk_buff,
+    bindings::{__sk_buff, BPF_F_RECOMPUTE_CSUM},
     helpers::{bpf_skb_load_bytes, bpf_skb_store_bytes},
 };
 use lb_common::packet::{Read, Wire};
@@ -33,6 +33,22 @@ impl Read for Bytes {
 pub fn write<T: Wire>(skb: *mut __sk_buff, offset: u32, value: &T) -> bool {
     // SAFETY: the helper reads the value alone.
     unsafe { bpf_skb_store_bytes(skb.cast(), offset, (&raw const *value).cast(), size_of::<T>() as u32, 0) == 0 }
+}
+
+/// Writes bytes that no checksum in the packet makes good, so that a sum over all of it, as a network card gives, changes with
+/// them; false if they cannot be written.
+#[inline(always)]
+pub fn write_alone<T: Wire>(skb: *mut __sk_buff, offset: u32, value: &T) -> bool {
+    // SAFETY: the helper reads the value alone.
+    unsafe {
+        bpf_skb_store_bytes(
+            skb.cast(),
+            offset,
+            (&raw const *value).cast(),
+            size_of::<T>() as u32,
+            BPF_F_RECOMPUTE_CSUM as u64,
+        ) == 0
+    }
 }
 
 /// The protocol behind the link header, network order.

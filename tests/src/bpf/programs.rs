@@ -114,6 +114,21 @@ pub fn run_on_packet(program: impl AsFd, packet: &[u8]) -> io::Result<(i32, Vec<
 
 /// Runs a packet program on a packet of a device of this thread's network namespace (0 for its loopback).
 pub fn run_on_device(program: impl AsFd, packet: &[u8], ifindex: u32) -> io::Result<(i32, Vec<u8>)> {
+    run_flagged(program, packet, ifindex, 0)
+}
+
+/// Runs a packet program on a packet of which a network card has summed up every byte, and which must be right afterwards:
+/// `EBADMSG` if it is not, `EINVAL` where the kernel cannot say.
+///
+/// # Kernel
+/// 6.17.
+pub fn run_on_summed(program: impl AsFd, packet: &[u8], ifindex: u32) -> io::Result<(i32, Vec<u8>)> {
+    /// `BPF_F_TEST_SKB_CHECKSUM_COMPLETE`.
+    const CHECKSUM_COMPLETE: u32 = 1 << 2;
+    run_flagged(program, packet, ifindex, CHECKSUM_COMPLETE)
+}
+
+fn run_flagged(program: impl AsFd, packet: &[u8], ifindex: u32, flags: u32) -> io::Result<(i32, Vec<u8>)> {
     let context = context_of(ifindex);
     let mut out = vec![0u8; packet.len() + 256];
     let mut attr = zeroed();
@@ -124,6 +139,7 @@ pub fn run_on_device(program: impl AsFd, packet: &[u8], ifindex: u32) -> io::Res
     attr.test.data_size_out = out.len() as u32;
     attr.test.ctx_in = context.as_ptr() as u64;
     attr.test.ctx_size_in = context.len() as u32;
+    attr.test.flags = flags;
     bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr)?;
     // SAFETY: the command has written these integers.
     let (verdict, len) = unsafe { (attr.test.retval.cast_signed(), attr.test.data_size_out as usize) };

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// How late the clock's last tick may be, with room for slow machines.
-const TICK_NS: u64 = 20_000_000;
+const TICK_NS: u64 = 100_000_000;
 
 /// Something that the programs and the model do not agree on.
 #[derive(Clone, Debug)]

@@ -56,6 +56,24 @@ impl Plane {
         self.run_program(name, device, packet)
     }
 
+    /// Runs the program of a hook on a packet that a card has summed up; `None` where the kernel cannot tell what the program
+    /// made of the sum.
+    ///
+    /// # Errors
+    /// Where the sum is wrong afterwards, and as [`Self::run`].
+    pub fn run_summed(&self, hook: Hook, device: Device, packet: &[u8]) -> Result<Option<(Verdict, Vec<u8>)>> {
+        let name = match hook {
+            Hook::Ingress => "lb_ingress",
+            Hook::Egress => "lb_egress",
+        };
+        let program = self.program(name)?.fd()?.as_fd();
+        match bpf::run_on_summed(program, packet, self.index(device)) {
+            Ok((verdict, out)) => Ok(Some((verdict.into(), out))),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("run {name} on a packet that was summed up")),
+        }
+    }
+
     /// Runs a program by its name.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use lb_common::{
 use lb_tests::{
     packet::{self, Packet, Tag, flags, wire},
     plane::{Device, Hook, Verdict},
-    runner::Body,
+    runner::{Body, skip},
     world::Dial,
 };
 
@@ -27,6 +27,7 @@ pub(crate) const CASES: &[(&str, Body)] = &[
     ("what_is_neither_tcp_nor_udp_over_ip_passes_untouched", foreign),
     ("headers_that_contradict_themselves_are_malformed", contradictions),
     ("mapped_addresses_on_the_wire_are_nobodys", mapped),
+    ("the_sum_that_a_card_made_stays_true", summed),
 ];
 
 fn vlans(dial: Dial) -> Result<()> {
@@ -342,5 +343,43 @@ fn mapped(dial: Dial) -> Result<()> {
         s.run(hook, Device::Uplink, &packet.bytes()).untouched(&[MISS]);
     }
     assert!(s.plane.tuples()?.is_empty());
+    Ok(())
+}
+
+fn summed(dial: Dial) -> Result<()> {
+    let mut s = Scene::new(dial)?;
+    for (id, proto) in [(1, TCP), (2, UDP)] {
+        let web = s.serve(id, proto, 1)?;
+        let (client, vip, backend) = (s.client(id), web.external, web.backends[0].1);
+        let long = |packet: Packet| packet.payload(&[0xc3; 1_001]);
+        let there = long(hello(client, vip, proto));
+        let forward = there.clone().to(backend);
+        let back = long(reply(backend, client, proto));
+        let router = s.address(201, 1);
+        let kind = if dial == Dial::V6 { (2, 0, 1_400) } else { (3, 4, 1_400) };
+        let error = packet::error(router, client.ip(), kind, &forward, 500);
+        let mut steps = vec![
+            (Hook::Ingress, there.clone()),
+            (Hook::Egress, back.clone()),
+            (Hook::Ingress, there.vlan(4)),
+            (Hook::Egress, back.clone().vlan(4).vlan(5)),
+            (Hook::Egress, forward.clone()),
+            (Hook::Ingress, error.clone()),
+            (Hook::Egress, error),
+        ];
+        steps.extend(
+            packet::fragments(&back, 7, 400)
+                .into_iter()
+                .map(|part| (Hook::Egress, part)),
+        );
+        for (hook, packet) in steps {
+            let bytes = packet.bytes();
+            let Some((verdict, out)) = s.plane.run_summed(hook, Device::Uplink, &bytes)? else {
+                return Err(skip("this kernel cannot say what a program made of a card's sum"));
+            };
+            assert_eq!(verdict, Verdict::Next);
+            assert_ne!(out, bytes, "{hook:?} {}", packet::tell(&bytes, false));
+        }
+    }
     Ok(())
 }
