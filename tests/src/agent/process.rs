@@ -75,6 +75,11 @@ impl Agent {
         self.process.pid()
     }
 
+    /// Whether it has not ended yet.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.process.ended(), Ok(None))
+    }
+
     /// Kills it without warning.
     ///
     /// # Errors

@@ -9,12 +9,13 @@ use std::{
     net::{SocketAddr, SocketAddrV4},
     num::NonZeroU16,
     os::fd::{AsRawFd, OwnedFd},
+    thread,
     time::Instant,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use lb_user::{
-    lab::{Netns, nft},
+    lab::{Netns, mounts::BpfFs, nft},
     model::Protocol,
 };
 use nix::sys::socket::{
@@ -61,9 +62,18 @@ struct Arm {
 
 /// Measures with both populations.
 pub(super) fn measure(bench: &mut Bench) -> Result<()> {
-    for services in SERVICES {
-        measure_with(bench, services).with_context(|| format!("with {services} Services"))?;
-    }
+    // A mount namespace belongs to a thread, and so do the agents' lives.
+    let measured = thread::scope(|scope| {
+        let work = || -> Result<()> {
+            let _mounts = BpfFs::enter_private()?;
+            for services in SERVICES {
+                measure_with(bench, services).with_context(|| format!("with {services} Services"))?;
+            }
+            Ok(())
+        };
+        scope.spawn(work).join()
+    });
+    measured.map_err(|_| anyhow!("the thread that measures panicked"))??;
     let ratio = |services| bench.report.value(&format!("outside_times_nftables@{services}"));
     let (few, many) = (ratio(SERVICES[0]), ratio(SERVICES[1]));
     let least = few.zip(many).map(|(few, many)| few.min(many));

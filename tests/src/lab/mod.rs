@@ -6,6 +6,7 @@
 
 pub mod cases;
 pub mod dial;
+pub mod hammer;
 pub mod main;
 pub mod node;
 pub mod plan;

@@ -104,7 +104,7 @@ pub fn run(options: &Options) -> Result<Vec<Outcome>> {
                 row,
                 name,
                 family,
-                result: result.map_err(|error| format!("{error:#}")),
+                result: result.map_err(|error| format!("{error:#}; node 1 counted {}", lab.node(1).deeds())),
             };
             outcome.tell(began);
             outcomes.push(outcome);
@@ -291,10 +291,15 @@ fn judge(attempts: &[Attempt]) -> Result<Times> {
         p999: at(0.999),
         longest: at(1.0),
     };
-    let stalls = times.iter().filter(|took| **took >= STALL).count();
+    let mut stalled: BTreeMap<SocketAddr, usize> = BTreeMap::new();
+    for attempt in attempts.iter().filter(|attempt| attempt.took >= STALL) {
+        if let Ok(backend) = attempt.outcome {
+            *stalled.entry(backend).or_default() += 1;
+        }
+    }
     ensure!(
-        stalls == 0,
-        "{stalls} of {} connects stalled, the longest for {:?}",
+        stalled.is_empty(),
+        "of {} connects stalled, by backend: {stalled:?}, the longest for {:?}",
         times.len(),
         found.longest
     );

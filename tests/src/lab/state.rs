@@ -44,6 +44,25 @@ impl LabNode {
         Ok(counts.iter().sum::<f64>() as u64)
     }
 
+    /// What the packet programs of the node have done so far, as text; a word of why there is none otherwise.
+    pub fn deeds(&self) -> String {
+        let metrics = match self.ask(crate::agent::Agent::metrics) {
+            Ok(metrics) => metrics,
+            Err(error) => return format!("(no counters: {error:#})"),
+        };
+        let deeds: Vec<String> = metrics
+            .iter()
+            .filter(|(series, count)| {
+                **count > 0.0 && series.starts_with("evenkeel_connects_total{") && series.contains("gress\"}")
+            })
+            .map(|(series, count)| {
+                let labels = series.trim_start_matches("evenkeel_connects_total");
+                format!("{labels} {count}")
+            })
+            .collect();
+        deeds.join(", ")
+    }
+
     /// Waits until something was counted so often at least.
     ///
     /// # Errors

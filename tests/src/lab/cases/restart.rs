@@ -8,7 +8,7 @@ use crate::{
     agent::until,
     lab::{
         Lab,
-        dial::Hammer,
+        hammer::Hammer,
         plan::{self, Family},
         state::Transport,
     },
