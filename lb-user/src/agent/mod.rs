@@ -173,7 +173,7 @@ fn set_up(config: &Config, pins: &Pins) -> Result<(Reconciler, Programs, aya::ma
         packets: config.interfaces.any(),
         translate: config.translates(),
     };
-    let mut object = load::load(&options, Some(pins))?;
+    let mut object = load::load_but_translators(&options, Some(pins))?;
     let (mut kernel, events) = Kernel::take(&mut object, mode == load::Mode::Observe || config.interfaces.any())?;
     let mut opted_out = Vec::new();
     for path in &config.opt_out_cgroups {

@@ -23,6 +23,8 @@ use crate::{
     view::{InterfaceSide, InterfaceView},
 };
 
+/// What is said where the programs cannot be loaded.
+const UNLOADABLE: &str = "the kernel refuses the programs; the agent's log says why";
 /// How much longer than a look at all routes took it is left alone: a node may have a million of them.
 const ROUTES_REST: u32 = 50;
 /// A shorter rest is none.
@@ -37,6 +39,8 @@ pub(super) struct Uplinks {
     refused: BTreeMap<u32, String>,
     /// Uplinks that are named and not there.
     missing: Vec<String>,
+    /// Kinds of interfaces whose programs the kernel refuses: it would refuse them again, after seconds of work.
+    unloadable: Vec<Layer>,
     /// Interfaces with a default route, and when to look for them again.
     default_routes: Option<(BTreeSet<u32>, Instant)>,
     /// What was chosen a moment ago.
@@ -238,6 +242,7 @@ impl Shared {
                     "its packets begin with a header that nobody here reads (type {})",
                     chosen.hardware
                 )),
+                (None, Some(layer)) if uplinks.unloadable.contains(&layer) => Err(UNLOADABLE.to_owned()),
                 (None, Some(layer)) => {
                     match programs
                         .attachments
@@ -247,6 +252,12 @@ impl Shared {
                         Err(AttachError::Interface { .. }) => {
                             tracing::debug!(interface = %chosen.name, "went before its packets could be translated");
                             continue;
+                        }
+                        Err(AttachError::Object(error)) if error.is_final() => {
+                            // The verifier's log is for the agent's, once.
+                            tracing::error!(%error, "the programs that translate packets cannot be loaded");
+                            uplinks.unloadable.push(layer);
+                            Err(UNLOADABLE.to_owned())
                         }
                         Err(error) => Err(error.to_string()),
                     }
@@ -264,7 +275,7 @@ impl Shared {
                 }
                 Err(why) => {
                     if uplinks.refused.get(index) != Some(&why) {
-                        tracing::warn!(interface = %chosen.name, %why, "packets are not translated here; it is tried again");
+                        tracing::warn!(interface = %chosen.name, %why, "packets are not translated here");
                         uplinks.refused.insert(*index, why);
                     }
                 }

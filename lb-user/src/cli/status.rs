@@ -18,7 +18,7 @@ use crate::view::{Answer, Query, StatusView, Timestamp};
 /// Show how the agent is: health, source, sync, programs, maps, problems
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exits with 1 while something is unhealthy or not attached.\n\nExamples:\n  \
+    after_help = "Exits with 1 while something is unhealthy or not attached, or packets of an interface are not translated.\n\nExamples:\n  \
     evenkeel status\n  \
     evenkeel status --wait --timeout 30\n  \
     evenkeel status -o json"
@@ -51,7 +51,11 @@ pub(super) fn run(args: &StatusArgs, context: &Context) -> Result<Found, Failure
 }
 
 fn is_fine(view: &StatusView) -> bool {
-    view.health.live && view.health.ready && view.health.healthy && view.programs.iter().all(|program| program.attached)
+    view.health.live
+        && view.health.ready
+        && view.health.healthy
+        && view.programs.iter().all(|program| program.attached)
+        && view.interfaces.iter().all(|interface| interface.problem.is_none())
 }
 
 /// Writes the status for people.

@@ -136,6 +136,20 @@ pub enum LoadError {
     },
 }
 
+impl LoadError {
+    /// Whether another try would fail alike: all but a want of memory or of patience.
+    pub fn is_final(&self) -> bool {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(self);
+        while let Some(error) = cause {
+            if let Some(io) = error.downcast_ref::<io::Error>() {
+                return !matches!(io.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN | libc::EINTR));
+            }
+            cause = error.source();
+        }
+        true
+    }
+}
+
 /// What to do about a refusal for want of a capability; nothing about other causes.
 fn hint(error: &(dyn std::error::Error + 'static)) -> &'static str {
     let mut cause = Some(error);
@@ -188,6 +202,21 @@ const BPF_F_IPV6: u32 = 0x80;
 /// # Kernel
 /// 6.1; `bpf_set_retval` in the address hooks came with 5.18.
 pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
+    let mut object = load_but_translators(options, pins)?;
+    if options.translate && options.mode == Mode::Balance {
+        for name in TRANSLATING {
+            load_program(&mut object, name)?;
+        }
+    }
+    Ok(object)
+}
+
+/// As [`load`], without the programs that translate packets: those are loaded when the first interface wants them, since the
+/// kernel takes seconds to verify them.
+///
+/// # Errors
+/// As for [`load`].
+pub fn load_but_translators(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
     let facts = btf::kernel_facts();
     let translate = options.translate && options.mode == Mode::Balance;
     let mut features = options.features;
@@ -275,9 +304,6 @@ pub fn load(options: &Options, pins: Option<&Pins>) -> Result<Ebpf, LoadError> {
         wanted.extend(FOLLOWING);
     }
     wanted.extend(PACKET);
-    if translate {
-        wanted.extend(TRANSLATING);
-    }
     for name in wanted {
         load_program(&mut object, name)?;
     }

@@ -147,7 +147,8 @@ impl Attachments {
         Ok(done)
     }
 
-    /// Attaches the translators to an interface, or swaps them into the links that are there.
+    /// Attaches the translators to an interface, or swaps them into the links that are there. They are loaded with the first
+    /// interface of its kind.
     ///
     /// # Errors
     /// When the interface does not exist, or the kernel refuses.
@@ -161,17 +162,15 @@ impl Attachments {
         interface: &str,
         layer: Layer,
     ) -> Result<Vec<(String, Done)>, AttachError> {
-        self.carry(index, interface);
+        let programs = layer.programs();
+        for program in programs {
+            load::load_program(object, program)?;
+        }
         let other = self.interfaces.get(&index).and_then(|carried| carried.translated);
         if other.is_some_and(|other| other != layer) {
             self.stop_translating(index)?;
-            self.carry(index, interface);
         }
-        let programs = layer.programs();
-        for program in programs {
-            // The ones for interfaces without a link header are loaded when the first such interface comes.
-            load::load_program(object, program)?;
-        }
+        self.carry(index, interface);
         let done = self.attach_both(object, index, programs)?;
         if let Some(carried) = self.interfaces.get_mut(&index) {
             carried.translated = Some(layer);
