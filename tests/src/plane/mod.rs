@@ -228,13 +228,18 @@ impl Loaded {
         })
     }
 
-    fn empty(&mut self) -> Result<()> {
-        while self.ring.next().is_some() {}
+    /// The programs know no flow any more.
+    fn forget_flows(&mut self) -> Result<()> {
         for index in 0..self.flows.len() {
             self.flows.set(index, Flow::default());
         }
         self.hand.set(0, 0, 0)?;
-        clear(&mut self.tuples)?;
+        clear(&mut self.tuples)
+    }
+
+    fn empty(&mut self) -> Result<()> {
+        while self.ring.next().is_some() {}
+        self.forget_flows()?;
         clear(&mut self.affinity)?;
         clear(&mut self.fragments)?;
         Ok(())
@@ -403,6 +408,16 @@ impl Plane {
     /// Writes a tuple.
     pub fn set_tuple(&mut self, key: &TupleKey, entry: TupleEntry) -> Result<()> {
         Ok(self.loaded_mut().tuples.insert(key, entry, 0)?)
+    }
+
+    /// Lets the programs forget all flows.
+    pub fn forget_flows(&mut self) -> Result<()> {
+        self.loaded_mut().forget_flows()
+    }
+
+    /// Removes a tuple.
+    pub fn remove_tuple(&mut self, key: &TupleKey) -> Result<()> {
+        Ok(self.loaded_mut().tuples.remove(key)?)
     }
 
     /// Slots that have been looked at, ever.

@@ -111,8 +111,8 @@ fn everything_happened(counted: &Counts) -> Result<()> {
     for (hook, action) in wanted {
         let count = counted.get(&(hook, action)).copied().unwrap_or(0);
         ensure!(
-            count >= 5,
-            "{}/{} happened {count} times in all scripts",
+            count > 0,
+            "{}/{} never happened in all scripts",
             hook::NAMES[hook as usize],
             action::NAMES[action as usize]
         );

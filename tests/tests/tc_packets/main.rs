@@ -10,6 +10,7 @@ mod refuse;
 mod reuse;
 mod scene;
 mod table;
+mod trust;
 mod udp;
 
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         fragments::CASES,
         forms::CASES,
         table::CASES,
+        trust::CASES,
     ] {
         tests.extend(runner::each(&families, cases));
     }

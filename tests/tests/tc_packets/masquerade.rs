@@ -272,6 +272,7 @@ fn freed(dial: Dial) -> Result<()> {
     s.answer(one, vip, backend, flags::SYN | flags::ACK, &[TRANSLATED]);
     s.close(one, vip, backend);
     s.record()?;
+    s.pass(SECOND + 1);
     let two = s.client(2);
     let next = through(&mut s, Device::Uplink, &syn(two, vip), backend, &[NEW_FLOW, TRANSLATED]);
     assert_eq!(next, source);

@@ -34,6 +34,10 @@ pub(crate) const CASES: &[(&str, Body)] = &[
         resumed_counts,
     ),
     ("a_reset_that_belongs_to_no_flow_makes_none", stray_reset),
+    (
+        "a_segment_that_neither_begins_nor_acknowledges_makes_no_flow",
+        nothing_said,
+    ),
 ];
 
 /// A client's SYN with another initial sequence number.
@@ -65,19 +69,30 @@ fn on_open(dial: Dial) -> Result<()> {
     let mut s = Scene::new(dial)?;
     let web = s.serve(1, TCP, 3)?;
     let (client, vip) = (s.client(1), web.external);
-    s.open(client, vip);
+    let backend = s.open(client, vip);
+    // While the same backend would be chosen it gets the SYN, and tells the client what it thinks of it: a forged one ends nothing.
     let syn = again(client, vip);
-    let (_, chosen) = s.choice(web.sets.1, client, vip, TCP);
+    s.comes(Device::Uplink, &syn)
+        .becomes(&syn.clone().to(backend), &[TRANSLATED]);
+    s.say(client, vip, backend, flags::ACK, &[TRANSLATED]);
+    assert!(s.plane.records()?.is_empty());
+    // In another publication of the set it is chosen anew.
+    let chosen = without(&mut s, &web, backend, client, vip)?;
     s.comes(Device::Uplink, &syn)
         .becomes(&syn.clone().to(chosen), &[RECORDED, NEW_FLOW, REUSED, TRANSLATED]);
     let record = s.record()?;
     assert_eq!(record.outcome, outcome::ESTABLISHED);
     assert_eq!(s.plane.tuples()?.len(), 2, "the old flow's tuples went");
-    // Unanswered, it gives way too, and failed.
+    // Unanswered, it gives way at once, and failed.
     let syn = again(client, vip).seq(5);
     s.comes(Device::Uplink, &syn)
         .becomes(&syn.clone().to(chosen), &[RECORDED, NEW_FLOW, REUSED, TRANSLATED]);
     assert_eq!(s.record()?.outcome, outcome::TIMED_OUT);
+    // And answered, but never taken up: whoever sent that SYN may not have been the client.
+    s.answer(client, vip, chosen, flags::SYN | flags::ACK, &[TRANSLATED]);
+    let syn = again(client, vip).seq(6);
+    s.comes(Device::Uplink, &syn)
+        .becomes(&syn.clone().to(chosen), &[RECORDED, NEW_FLOW, REUSED, TRANSLATED]);
     Ok(())
 }
 
@@ -173,8 +188,13 @@ fn intervals(dial: Dial) -> Result<()> {
             s.pass(seconds * SECOND);
             let chosen = without(&mut s, &web, backend, client, vip)?;
             let syn = again(client, vip);
-            s.comes(Device::Uplink, &syn)
-                .becomes(&syn.clone().to(chosen), &[NEW_FLOW, REUSED, TRANSLATED]);
+            // After a minute the table knows it no more.
+            let wanted: &[u32] = if seconds <= 60 {
+                &[NEW_FLOW, REUSED, TRANSLATED]
+            } else {
+                &[NEW_FLOW, TRANSLATED]
+            };
+            s.comes(Device::Uplink, &syn).becomes(&syn.clone().to(chosen), wanted);
             // And its answers come from the new backend, at once.
             s.answer(client, vip, chosen, flags::SYN | flags::ACK, &[TRANSLATED]);
             assert!(s.plane.records()?.is_empty(), "its end was told when it closed");
@@ -273,7 +293,6 @@ fn resumed(dial: Dial) -> Result<()> {
         flags::ACK,
         flags::PSH | flags::ACK,
         flags::FIN | flags::ACK,
-        0,
         flags::SYN | flags::ACK,
     ]) {
         let (client, vip) = (s.client(n), web.node);
@@ -290,6 +309,18 @@ fn resumed(dial: Dial) -> Result<()> {
         s.comes(Device::Uplink, &syn)
             .becomes(&syn.clone().to(chosen), &[RECORDED, NEW_FLOW, REUSED, TRANSLATED]);
     }
+    Ok(())
+}
+
+fn nothing_said(dial: Dial) -> Result<()> {
+    let mut s = Scene::new(dial)?;
+    let web = s.serve(1, TCP, 4)?;
+    let (client, vip) = (s.client(1), web.node);
+    let (_, chosen) = s.choice(web.sets.1, client, vip, TCP);
+    for flags in [0, flags::PSH, flags::FIN, 0xe0] {
+        s.say(client, vip, chosen, flags, &[TRANSLATED]);
+    }
+    assert!(s.plane.tuples()?.is_empty());
     Ok(())
 }
 

@@ -47,6 +47,7 @@ fn full(dial: Dial) -> Result<()> {
         }
     }
     // A client's next connection takes the slot of its last.
+    s.publish(web.sets.1, &web.members([0, 1]))?;
     let again = syn(s.client(2), vip).seq(5);
     s.comes(Device::Uplink, &again)
         .passed(&[RECORDED, REUSED, NEW_FLOW, TRANSLATED]);
@@ -330,7 +331,7 @@ fn records(dial: Dial) -> Result<()> {
             &[(false, flags::SYN | flags::ACK), (true, fin), (false, fin)],
             outcome::ESTABLISHED,
         ),
-        (&[(true, fin), (false, fin)], outcome::OTHER),
+        (&[(true, fin), (false, rst)], outcome::REFUSED),
     ];
     for (n, (way, wanted)) in (1..).zip(ways) {
         let client = s.client(n);
