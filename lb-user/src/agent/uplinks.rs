@@ -51,6 +51,8 @@ pub(super) struct Uplinks {
     complaints: Option<Vec<Check>>,
     /// Whether what an earlier agent has left was taken away.
     swept: bool,
+    /// Why not.
+    unswept: Option<String>,
 }
 
 impl Uplinks {
@@ -108,6 +110,11 @@ impl Uplinks {
     }
 }
 
+/// What the programs were told of interfaces, by index.
+type Described = BTreeMap<u32, Interface>;
+/// Why interfaces could not be described, by index.
+type Refusals = BTreeMap<u32, String>;
+
 impl Shared {
     /// Brings the translators to where they are wanted now, and takes them away from everywhere else.
     pub(super) fn follow_uplinks(&self) -> Result<(), String> {
@@ -153,7 +160,7 @@ impl Shared {
         if self.config.translates() && (uplinks.chosen != wanted || uplinks.complaints.is_none()) {
             self.complain(&mut uplinks, &wanted);
         }
-        uplinks.swept |= settled;
+        uplinks.swept |= settled && uplinks.unswept.is_none();
         uplinks.chosen = wanted;
         Ok(())
     }
@@ -191,10 +198,7 @@ impl Shared {
     /// Describes the wanted interfaces, the uplinks first; returns what was described before, and which could not be, and why.
     ///
     /// Interfaces that are gone make room for those that come.
-    fn describe(
-        &self,
-        wanted: &BTreeMap<u32, Chosen>,
-    ) -> Result<(BTreeMap<u32, Interface>, BTreeMap<u32, String>), String> {
+    fn describe(&self, wanted: &BTreeMap<u32, Chosen>) -> Result<(Described, Refusals), String> {
         let all = attach::interfaces().map_err(|error| error.to_string())?;
         let all: BTreeSet<u32> = all.into_iter().map(|(_, index)| index).collect();
         let mut reconciler = lock(&self.reconciler);
@@ -317,11 +321,20 @@ impl Shared {
                 }
             }
             if !uplinks.swept {
-                let swept = attachments
-                    .sweep_interfaces(|index| wanted.contains_key(&index))
-                    .map_err(|error| error.to_string())?;
-                if !swept.is_empty() {
-                    tracing::info!(links = ?swept, "detached what an earlier agent had attached to interfaces");
+                match attachments.sweep_interfaces(|index| wanted.contains_key(&index)) {
+                    Ok(swept) => {
+                        uplinks.unswept = None;
+                        if !swept.is_empty() {
+                            tracing::info!(links = ?swept, "detached what an earlier agent had attached to interfaces");
+                        }
+                    }
+                    Err(error) => {
+                        let why = Some(error.to_string());
+                        if uplinks.unswept != why {
+                            tracing::warn!(%error, "what an earlier agent has attached cannot be detached; it is tried again");
+                            uplinks.unswept = why;
+                        }
+                    }
                 }
             }
         }

@@ -282,23 +282,29 @@ impl Attachments {
             folder: pins.folder(),
             source,
         })?;
+        // One that does not go keeps no other from going.
+        let mut failed = None;
         for link in links {
             if Hook::of_link(&link).is_some_and(|hook| unknown(self, hook)) {
-                self.detach(&link)?;
-                swept.push(link);
+                match self.detach(&link) {
+                    Ok(()) => swept.push(link),
+                    Err(error) => failed = Some(error),
+                }
             }
         }
         if !has_tcx() {
             for (name, index) in interfaces()? {
                 for (hook, filter) in filters_of(index, &name, Some(&pins), self.succeeds)? {
                     if unknown(self, hook) {
-                        remove_filter(hook, &filter, &name)?;
-                        swept.push(hook.to_string());
+                        match remove_filter(hook, &filter, &name) {
+                            Ok(()) => swept.push(hook.to_string()),
+                            Err(error) => failed = Some(error),
+                        }
                     }
                 }
             }
         }
-        Ok(swept)
+        failed.map_or(Ok(swept), Err)
     }
 
     /// Moves another version's pinned links to our pins, where we have none, so that the next attach swaps their programs, and the
