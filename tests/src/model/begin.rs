@@ -136,11 +136,10 @@ impl Model {
             } else {
                 None
             };
-            let chosen =
-                match remembered.or_else(|| select::pick(&self.rules, word, header, hash).map(|pick| pick.backend)) {
-                    Some(id) => id,
-                    None => return Choice::Nobody,
-                };
+            let by_hash = || select::pick(&self.rules, word, header, hash).map(|pick| pick.backend);
+            let Some(chosen) = remembered.or_else(by_hash) else {
+                return Choice::Nobody;
+            };
             match self.holder(step, chosen) {
                 Holder::Nobody => {
                     if front.affinity_seconds != 0 && remembered.is_none() {

@@ -142,7 +142,7 @@ impl Duel {
             }
         }
         if records != written {
-            return Err(format!("records\n  model {:#?}\nprogram {:#?}", records, written));
+            return Err(format!("records\n  model {records:#?}\nprogram {written:#?}"));
         }
         Ok(())
     }
@@ -239,7 +239,10 @@ impl Duel {
 
 /// Each packet is counted as one of these, once.
 pub(super) const ONCE: [u32; 14] = {
-    use lb_common::counter::action::*;
+    use lb_common::counter::action::{
+        COLLISION, FLOWS_FULL, FRAGMENT_UNKNOWN, ICMP_TRANSLATED, INCONSISTENT, MALFORMED, MISS, NO_SOURCE,
+        POLICY_DROPPED, PORTS_EXHAUSTED, REFUSED, SOURCE_DENIED, TRANSLATED, UNANSWERED,
+    };
     [
         MISS,
         TRANSLATED,

@@ -26,6 +26,9 @@ pub fn of(bytes: &[u8]) -> u16 {
 }
 
 /// The sum of the pseudo header (RFC 9293, RFC 8200).
+///
+/// # Panics
+/// When the addresses are of two families.
 pub fn pseudo(src: IpAddr, dst: IpAddr, proto: u8, length: usize) -> u32 {
     let addresses = match (src, dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => sum(&src.octets()) + sum(&dst.octets()),

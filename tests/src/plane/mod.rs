@@ -110,6 +110,9 @@ impl Device {
 }
 
 /// An address of the node, which it sends from by this device.
+///
+/// # Panics
+/// Never: the addresses are written here.
 pub fn node_address(device: Device, v6: bool) -> IpAddr {
     let text = match (device, v6) {
         (Device::Uplink, false) => "192.0.2.1",

@@ -260,8 +260,10 @@ fn serials(dial: Dial) -> Result<()> {
     let mut s = Scene::new(dial)?;
     let web = s.serve(1, TCP, 1)?;
     s.shrink(2);
-    let mut at_the_end = Flow::default();
-    at_the_end.version = (SERIAL_MASK - 1) << 2 | state::FREE;
+    let at_the_end = Flow {
+        version: (SERIAL_MASK - 1) << 2 | state::FREE,
+        ..Flow::default()
+    };
     s.plane.set_flow(0, at_the_end);
     let vip = web.external;
     let mut met = Vec::new();

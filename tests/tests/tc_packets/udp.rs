@@ -227,7 +227,7 @@ fn affinity_ends(dial: Dial) -> Result<()> {
     let first = from_port(&mut s, Device::Uplink, (client, 40_000).into(), vip, TCP);
     let (id, _) = *web.backends.iter().find(|(_, end)| *end == first).expect("a backend");
     // The memory holds though the hash of another port says otherwise.
-    let port = (40_001..)
+    let port = (40_001..=u16::MAX)
         .find(|port| s.choice(web.sets.1, (client, *port).into(), vip, TCP).0 != id)
         .expect("some port's hash falls elsewhere");
     assert_eq!(
@@ -267,7 +267,7 @@ fn affinity_ends(dial: Dial) -> Result<()> {
         .affinity_seconds = 10;
     s.write()?;
     s.plane.age_affinities(10 * SECOND)?;
-    let port = (51_000..)
+    let port = (51_000..=u16::MAX)
         .find(|port| s.choice(web.sets.1, (client, *port).into(), vip, TCP).1 != wanted)
         .expect("some port's hash falls elsewhere");
     let (_, by_hash) = s.choice(web.sets.1, (client, port).into(), vip, TCP);
