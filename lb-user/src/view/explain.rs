@@ -95,7 +95,7 @@ pub struct ExplainView {
     /// The flow that the table has of this tuple.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<FlowView>,
-    /// Where a new connection on the tuple of that flow would go now: it is chosen anew in its first packet.
+    /// Where a SYN on the tuple of that flow would go now: to its backend while the connection is open, else it is chosen anew.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub next: Vec<CandidateView>,
     /// Why, one sentence a step, in the order in which the kernel program decides.

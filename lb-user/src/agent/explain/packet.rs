@@ -68,7 +68,8 @@ enum Choice {
     Backend { id: u32, backend: Backend, tries: u32 },
 }
 
-/// The choice for a packet whose tuple has this hash: whom affinity remembers, else whom the hash falls on, unless it is taken.
+/// The choice for a packet whose tuple has this hash: whom affinity remembers, else whom the hash falls on, unless it is taken;
+/// whom the hash falls on then, for memory is asked once.
 fn choose(
     tables: &Published<'_>,
     mut hash: u64,
@@ -77,7 +78,7 @@ fn choose(
 ) -> Result<Choice, MapsError> {
     for tries in 1..=TRIES {
         let picked = || select::pick(tables, tables.set.word, tables.header(), hash).map(|pick| pick.backend);
-        let Some((id, backend)) = remembered.or_else(picked) else {
+        let Some((id, backend)) = remembered.filter(|_| tries == 1).or_else(picked) else {
             return Ok(Choice::Nobody);
         };
         if !taken(&backend)? {
@@ -214,6 +215,14 @@ impl<'a> Question<'a> {
         });
         self.tell_flow(&mut view, flow, set);
         let fresh = self.fresh(front, Some(flow))?;
+        if flow.is_expired(self.flow_now_ns) {
+            view.steps.push(format!(
+                "no packet was seen for {}: it has expired, and the client's next packet is placed anew",
+                seconds(told.idle_seconds.unwrap_or_default())
+            ));
+            fresh.tell(&mut view);
+            return Ok(view);
+        }
         if flow.flags & flow_flag::EXHAUSTED != 0 {
             view.verdict = Verdict::Refused;
             view.steps.push(
@@ -239,15 +248,14 @@ impl<'a> Question<'a> {
         view.source_address = told.source.map(|source| source.ip());
         view.steps
             .push(format!("{backend} is {} now", state_name(backend_state)));
-        if flow.is_expired(self.flow_now_ns) {
+        view.steps.push(format!("its packets go on to {backend}"));
+        let is_same_set = generation_now == Some(flow.generation);
+        if flow.proto == TCP && flow.is_open() && is_same_set && backend_state == state::ACTIVE {
             view.steps.push(format!(
-                "no packet was seen for {}: its slot may be given to another flow at any time; until then its packets go on to {backend}",
-                seconds(told.idle_seconds.unwrap_or_default())
+                "the connection is open: a SYN ends nothing, it goes to {backend} too, which tells the client what it knows"
             ));
-        } else {
-            view.steps.push(format!("its packets go on to {backend}"));
-        }
-        if flow.proto == TCP {
+            view.next = view.candidates.clone();
+        } else if flow.proto == TCP {
             let ending = sent::FIN | sent::RST;
             let repeatable =
                 backend_state == state::ACTIVE && !told.resumed && (flow.client_sent | flow.backend_sent) & ending == 0;

@@ -134,7 +134,21 @@ fn whom_affinity_remembers_comes_before_the_hash() {
         assert_eq!(met(found), (3, 1));
     }
     let taken = choose(&tables, 1, Some(remembered), |_| Ok(true)).expect("no map is read");
-    assert_eq!(taken, Choice::Collision, "the program asks its memory at each try");
+    assert_eq!(taken, Choice::Collision);
+    // The program asks its memory once: where that one is taken, the hash finds others.
+    let (mut elsewhere, mut collided) = (0, 0);
+    for key in 0..100_u64 {
+        let is_taken = |backend: &Backend| Ok(backend.addr == remembered.1.addr && backend.port == remembered.1.port);
+        match choose(&tables, hash::mix(key), Some(remembered), is_taken).expect("no map is read") {
+            Choice::Backend { id, tries, .. } => {
+                assert!(id != remembered.0 && (2..=TRIES).contains(&tries));
+                elsewhere += 1;
+            }
+            Choice::Collision => collided += 1,
+            Choice::Nobody => panic!("somebody is usable"),
+        }
+    }
+    assert!(elsewhere > collided, "{elsewhere} and {collided}");
 }
 
 #[test]
