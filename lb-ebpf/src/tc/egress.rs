@@ -32,8 +32,21 @@ pub fn egress(ctx: &TcContext, link: u32) -> i32 {
     if seen != kind::TRANSPORT as u32 {
         return errors::aside(skb, seen, hook::EGRESS);
     }
-    go_out(skb)
+    let verdict = go_out(skb);
+    if verdict < WANTS_SOURCE {
+        return verdict;
+    }
+    // Not one within the other: their stacks together would be too much for kernel 6.1.
+    let assigned = assign(skb, (verdict - WANTS_SOURCE) as u32);
+    if assigned != ASSIGNED {
+        return assigned;
+    }
+    let verdict = go_out(skb);
+    if verdict < WANTS_SOURCE { verdict } else { SHOT }
 }
+
+/// What [`go_out`] says, with the flow's slot added, where the flow is to get a source first.
+const WANTS_SOURCE: i32 = 1 << 28;
 
 /// Translates a packet of a flow that is known.
 #[unsafe(no_mangle)]
@@ -76,10 +89,8 @@ extern "C" fn go_out(skb: *mut __sk_buff) -> i32 {
         return NEXT;
     }
     if flow.source_port.0 == 0 {
-        let verdict = assign(skb, entry.slot);
-        if verdict != ASSIGNED {
-            return verdict;
-        }
+        // Slots take 24 bits, as the map of them has at most so many.
+        return WANTS_SOURCE + (entry.slot & SLOT_MASK) as i32;
     }
     done(rewrite(skb, packet, End::Source, &flow.source, flow.source_port))
 }
@@ -96,6 +107,9 @@ fn done(rewritten: bool) -> i32 {
     );
     NEXT
 }
+
+/// The most slots that there may be.
+const SLOT_MASK: u32 = (1 << 24) - 1;
 
 /// The flow has a source now.
 const ASSIGNED: i32 = i32::MAX;

@@ -190,7 +190,7 @@ fn ethtool(socket: &UdpSocket, device: &str, command: u32, on: bool) -> io::Resu
         return Err(io::ErrorKind::InvalidInput.into());
     }
     for (place, byte) in request.ifr_name.iter_mut().zip(device.bytes()) {
-        *place = byte as libc::c_char;
+        *place = libc::c_char::from_ne_bytes([byte]);
     }
     // SAFETY: the request holds a terminated name and points to a value that outlives the call.
     let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };

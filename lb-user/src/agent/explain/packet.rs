@@ -254,7 +254,7 @@ impl<'a> Question<'a> {
             view.steps.push(format!(
                 "the connection is open: a SYN ends nothing, it goes to {backend} too, which tells the client what it knows"
             ));
-            view.next = view.candidates.clone();
+            view.next.clone_from(&view.candidates);
         } else if flow.proto == TCP {
             let ending = sent::FIN | sent::RST;
             let repeatable =
