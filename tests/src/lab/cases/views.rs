@@ -27,7 +27,10 @@ fn listed(lab: &Lab, family: Family) -> Result<String> {
         let own = talk.own()?;
         let found = until("the list to have a connection", || {
             let list = lab.node(1).ask(Agent::conns)?;
-            let found = list.items.into_iter().find(|conn| conn.client == own);
+            let found = list
+                .items
+                .into_iter()
+                .find(|conn| conn.client == own && conn.frontend == service.routed());
             found.with_context(|| format!("{own} is not listed"))
         })?;
         let source = (talk.met.peer != own).then_some(talk.met.peer);
