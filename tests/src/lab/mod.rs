@@ -284,7 +284,7 @@ impl Lab {
         for node in &self.nodes {
             let log = node.log();
             let from = log.lines().count().saturating_sub(lines);
-            all.push_str(&format!("--- {}:\n", node.name()));
+            all.extend(["--- ", &node.name(), ":\n"]);
             for line in log.lines().skip(from) {
                 all.push_str(line);
                 all.push('\n');

@@ -3,7 +3,7 @@
 //! Flows are read from the pinned maps, counters from the metrics. The one thing that is written is the clock's offset, by
 //! which a test lets time pass.
 
-use std::{net::SocketAddr, path::PathBuf, sync::atomic::Ordering};
+use std::{net::SocketAddr, path::Path, sync::atomic::Ordering};
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, HashMap, Map, MapData};
@@ -86,7 +86,7 @@ impl LabNode {
     pub fn flow(&self, transport: Transport, client: SocketAddr, frontend: SocketAddr) -> Result<Option<Flow>> {
         let folder = self.pins().join(format!("flows-{FLOW_VERSION}"));
         let tuples: HashMap<MapData, TupleKey, TupleEntry> =
-            HashMap::try_from(Map::HashMap(pinned(folder.join(maps::TUPLES))?))?;
+            HashMap::try_from(Map::HashMap(pinned(&folder.join(maps::TUPLES))?))?;
         let proto = match transport {
             Transport::Tcp => TCP,
             Transport::Udp => UDP,
@@ -98,7 +98,7 @@ impl LabNode {
             Err(aya::maps::MapError::KeyNotFound) => return Ok(None),
             Err(error) => return Err(error).context("look a tuple up"),
         };
-        let flows: Array<MapData, Flow> = Array::try_from(Map::Array(pinned(folder.join(maps::FLOWS))?))?;
+        let flows: Array<MapData, Flow> = Array::try_from(Map::Array(pinned(&folder.join(maps::FLOWS))?))?;
         let flow = flows.get(&entry.slot, 0).context("read a flow")?;
         Ok((flow.serial() == entry.serial()).then_some(flow))
     }
@@ -109,7 +109,7 @@ impl LabNode {
     /// Where the map is not there.
     pub fn let_pass(&self, seconds: u64) -> Result<()> {
         let path = self.pins().join(ABI_VERSION.to_string()).join(maps::SETTINGS);
-        let mut settings: Array<MapData, Settings> = Array::try_from(Map::Array(pinned(path)?))?;
+        let mut settings: Array<MapData, Settings> = Array::try_from(Map::Array(pinned(&path)?))?;
         let mut now = settings.get(&0, 0).context("read the settings")?;
         // The clock never goes back while the lab stands, whatever a fresh map says.
         let ahead = self.ahead.fetch_add(seconds, Ordering::Relaxed) + seconds;
@@ -125,7 +125,7 @@ impl LabNode {
     /// Where the map is not there.
     pub fn age_affinity(&self, seconds: u64) -> Result<()> {
         let path = self.pins().join(ABI_VERSION.to_string()).join(maps::AFFINITY);
-        let mut memories: HashMap<MapData, AffinityKey, Affinity> = HashMap::try_from(Map::LruHashMap(pinned(path)?))?;
+        let mut memories: HashMap<MapData, AffinityKey, Affinity> = HashMap::try_from(Map::LruHashMap(pinned(&path)?))?;
         let all: Vec<_> = memories.iter().collect::<Result<_, _>>().context("read affinities")?;
         for (key, mut memory) in all {
             memory.last_ns = memory.last_ns.saturating_sub(seconds * 1_000_000_000);
@@ -135,6 +135,6 @@ impl LabNode {
     }
 }
 
-fn pinned(path: PathBuf) -> Result<MapData> {
-    MapData::from_pin(&path).with_context(|| format!("open {}", path.display()))
+fn pinned(path: &Path) -> Result<MapData> {
+    MapData::from_pin(path).with_context(|| format!("open {}", path.display()))
 }

@@ -21,7 +21,7 @@ pub const CASES: &[Case] = &[
     Case::new("K26", "affinity_ends_with_the_pod_that_it_is_to", ends),
 ];
 
-fn sticky<'l>(lab: &'l Lab, family: Family, seconds: u32) -> Service<'l> {
+fn sticky(lab: &Lab, family: Family, seconds: u32) -> Service<'_> {
     lab.service(family)
         .load_balancer("VIP")
         .with("sessionAffinity", "ClientIP")
