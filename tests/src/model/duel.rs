@@ -238,7 +238,7 @@ impl Duel {
 }
 
 /// Each packet is counted as one of these, once.
-pub(super) const ONCE: [u32; 14] = {
+pub const ONCE: [u32; 14] = {
     use lb_common::counter::action::{
         COLLISION, FLOWS_FULL, FRAGMENT_UNKNOWN, ICMP_TRANSLATED, INCONSISTENT, MALFORMED, MISS, NO_SOURCE,
         POLICY_DROPPED, PORTS_EXHAUSTED, REFUSED, SOURCE_DENIED, TRANSLATED, UNANSWERED,

@@ -30,7 +30,7 @@ use lb_common::{
 
 use crate::plane::{Hook, Rules, Verdict};
 
-pub use duel::{Difference, Duel};
+pub use duel::{Difference, Duel, ONCE};
 pub use parse::{Kind, Parsed, Place, ethernet, inside};
 pub use script::{Counts, Dice, Op, Script, play};
 pub use town::Town;

@@ -3,6 +3,8 @@
 //!
 //! A failure prints the seed, and the shortest script that still fails: `EVENKEEL_SEED=N` plays that seed alone.
 
+mod race;
+
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
         test("fuzz::the_programs", || {
             scripts(scaled(20, 2), |seed| Script::of_noise(seed, 2_000)).map(drop)
         }),
+        test("several_processors_end_each_flow_once", race::slots),
         test("fuzz::the_parser", || parser(scaled(300_000, 20_000))),
         test("fuzz::the_seeds_are_those_that_are_built", seeds),
     ])
