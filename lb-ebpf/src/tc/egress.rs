@@ -67,19 +67,16 @@ extern "C" fn go_out(skb: *mut __sk_buff) -> i32 {
     };
     // SAFETY: a live array element; what others write meanwhile are single fields of their own.
     let flow = unsafe { &mut *flow };
-    if !table::is_of(flow, entry) || flow.is_expired(clock::tick()) {
+    let now = clock::tick();
+    if !table::is_of(flow, entry) || flow.is_expired(now) {
         count(hook::EGRESS, action::MISS);
         return NEXT;
     }
     // Where client and backend are one address, ports tell them apart.
     if flow.is_backend(&packet.src, packet.src_port) && flow.is_client(&packet.dst, packet.dst_port) {
         // The first answer's time is told, and a tick may lie before the SYN.
-        let now = if flow.is_answered() {
-            clock::tick()
-        } else {
-            clock::now()
-        };
-        let event = flow.note_backend(packet.tcp_flags, now);
+        let answered = if flow.is_answered() { now } else { clock::now() };
+        let event = flow.note_backend(packet.tcp_flags, answered);
         table::follow(hook::EGRESS, entry.slot, event);
         table::see(flow, now);
         return done(rewrite(skb, packet, End::Source, &flow.vip, flow.vip_port));
