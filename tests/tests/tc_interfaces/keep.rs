@@ -71,6 +71,13 @@ pub(super) fn restart_unknown(node: &Node) -> Result<()> {
     let wanted = [(index(node, "up0")?, uplink(NEAR, ""))];
     wait_described(node, &wanted)?;
     let before = attached(node, "up0")?;
+    let synchronised = |times: usize| {
+        until("the first synchronisation", || {
+            let said = fs::read_to_string(&log)?;
+            must(said.matches("first synchronisation").count() == times, || said.clone())
+        })
+    };
+    synchronised(1)?;
     agent.kill()?;
     let mut agent = Child::start(&mut command(), &log)?;
     until("the programs to be swapped", || {
@@ -79,10 +86,7 @@ pub(super) fn restart_unknown(node: &Node) -> Result<()> {
             format!("{after:?}")
         })
     })?;
-    until("the node to be known", || {
-        let said = fs::read_to_string(&log)?;
-        must(said.matches("first synchronisation").count() == 2, || said.clone())
-    })?;
+    synchronised(2)?;
     until("the interface to be chosen by the node's address", || {
         let status = node.run(&["status", "-o", "json"])?;
         let status: Value = serde_json::from_slice(&status.stdout)?;
