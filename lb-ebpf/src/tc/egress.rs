@@ -234,7 +234,7 @@ fn given_up(key: &TupleKey, now: u64) -> u64 {
     let held = unsafe { &*held };
     if !table::is_of(held, holder) {
         0
-    } else if held.is_evictable(now) || held.is_expired(now) {
+    } else if held.is_closed() || held.is_evictable(now) || held.is_expired(now) {
         held.seen_ns
     } else {
         u64::MAX

@@ -223,7 +223,7 @@ impl Model {
         }
         match self.flow_of(pair) {
             None => Some(0),
-            Some((_, held)) if held.is_evictable(now) || held.is_expired(now) => Some(held.seen_ns),
+            Some((_, held)) if held.is_closed() || held.is_evictable(now) || held.is_expired(now) => Some(held.seen_ns),
             Some(_) => None,
         }
     }
