@@ -28,6 +28,33 @@ impl Addr {
         }
     }
 
+    /// From the bytes of an IPv6 address, as they lie on the wire.
+    #[inline(always)]
+    pub const fn from_octets(o: [u8; 16]) -> Self {
+        Self {
+            words: [
+                u32::from_ne_bytes([o[0], o[1], o[2], o[3]]),
+                u32::from_ne_bytes([o[4], o[5], o[6], o[7]]),
+                u32::from_ne_bytes([o[8], o[9], o[10], o[11]]),
+                u32::from_ne_bytes([o[12], o[13], o[14], o[15]]),
+            ],
+        }
+    }
+
+    /// Its bytes, as they lie on the wire of IPv6.
+    #[inline(always)]
+    pub const fn octets(&self) -> [u8; 16] {
+        let [a, b, c, d] = [
+            self.words[0].to_ne_bytes(),
+            self.words[1].to_ne_bytes(),
+            self.words[2].to_ne_bytes(),
+            self.words[3].to_ne_bytes(),
+        ];
+        [
+            a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0], d[1], d[2], d[3],
+        ]
+    }
+
     /// True for an IPv4-mapped address.
     #[inline(always)]
     pub const fn is_v4(&self) -> bool {
@@ -76,17 +103,7 @@ impl From<core::net::IpAddr> for Addr {
     fn from(ip: core::net::IpAddr) -> Self {
         match ip {
             core::net::IpAddr::V4(v4) => Self::from_v4(u32::from_ne_bytes(v4.octets())),
-            core::net::IpAddr::V6(v6) => {
-                let o = v6.octets();
-                Self {
-                    words: [
-                        u32::from_ne_bytes([o[0], o[1], o[2], o[3]]),
-                        u32::from_ne_bytes([o[4], o[5], o[6], o[7]]),
-                        u32::from_ne_bytes([o[8], o[9], o[10], o[11]]),
-                        u32::from_ne_bytes([o[12], o[13], o[14], o[15]]),
-                    ],
-                }
-            }
+            core::net::IpAddr::V6(v6) => Self::from_octets(v6.octets()),
         }
     }
 }
@@ -97,11 +114,7 @@ impl From<Addr> for core::net::IpAddr {
             let [a, b, c, d] = addr.words[3].to_ne_bytes();
             core::net::Ipv4Addr::new(a, b, c, d).into()
         } else {
-            let mut octets = [0u8; 16];
-            for (chunk, word) in octets.chunks_exact_mut(4).zip(addr.words) {
-                chunk.copy_from_slice(&word.to_ne_bytes());
-            }
-            core::net::Ipv6Addr::from(octets).into()
+            core::net::Ipv6Addr::from(addr.octets()).into()
         }
     }
 }

@@ -86,14 +86,9 @@ shared_layout!(Tally, size 32, align 8);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendCounters {
-    /// Times the backend was chosen for a new connection or flow (balance), or was seen to have been chosen (observe).
-    pub connects: u64,
-    /// Connections established.
-    pub established: u64,
-    /// Connections that failed to establish.
-    pub failed: u64,
-    /// Established connections that have ended; open ones are `established - closed`.
-    pub closed: u64,
+    /// Of the node's own sockets that dialled a frontend. Begun is what chose this backend (balance), or was seen to have been
+    /// led to it (observe); a datagram's flow counts as one.
+    pub inside: Tally,
     /// Of clients that dialled the backend's own address: a userspace proxy, a headless Service's clients, probes.
     pub direct: Tally,
     /// Of clients whose packets came in from outside the node, or from a guest. They may be meant for fewer backends

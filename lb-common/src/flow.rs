@@ -213,6 +213,18 @@ pub mod sent {
 /// Serial numbers take 30 bits.
 pub const SERIAL_MASK: u32 = (1 << 30) - 1;
 
+/// The serial number of a version.
+#[inline(always)]
+pub const fn serial_of(version: u32) -> u32 {
+    version >> 2
+}
+
+/// The state of a version: one of [`state`].
+#[inline(always)]
+pub const fn state_of(version: u32) -> u32 {
+    version & 3
+}
+
 /// A version of a serial number and a state.
 #[inline(always)]
 pub const fn version(serial: u32, state: u32) -> u32 {
@@ -242,6 +254,8 @@ pub const EVICTABLE_NS: u64 = SECOND;
 pub const LOOKS: u32 = 32;
 /// Of these, so many lie in a row, where the hand points; the others lie scattered, for flows that last may fill a long row.
 pub const LOOKS_IN_A_ROW: u32 = 8;
+/// Backends that are tried where the client talks to one already, from the same port, through another frontend.
+pub const BACKEND_TRIES: u32 = 3;
 /// Ports that are tried for the node's own source before a flow is refused.
 pub const PORT_TRIES: u32 = 16;
 
@@ -260,13 +274,13 @@ impl Flow {
     /// The flow's serial number.
     #[inline(always)]
     pub const fn serial(&self) -> u32 {
-        self.version >> 2
+        serial_of(self.version)
     }
 
     /// One of [`state`].
     #[inline(always)]
     pub const fn state(&self) -> u32 {
-        self.version & 3
+        state_of(self.version)
     }
 
     /// Whether this end is the client's.

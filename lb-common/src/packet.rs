@@ -209,8 +209,8 @@ fn v6<R: Read>(bytes: &R, offset: usize, depth: Depth, packet: &mut Packet) -> u
     if ip.vcf[0] >> 4 != 6 {
         return kind::MALFORMED;
     }
-    packet.src = from_octets(ip.src_addr);
-    packet.dst = from_octets(ip.dst_addr);
+    packet.src = Addr::from_octets(ip.src_addr);
+    packet.dst = Addr::from_octets(ip.dst_addr);
     // The maps hold IPv4 addresses in the mapped form, which no packet has: it would be taken for one of the other family.
     if packet.src.is_v4() || packet.dst.is_v4() {
         return kind::FOREIGN;
@@ -302,17 +302,5 @@ const fn is_error(kind: u8, is_v6: bool) -> bool {
         kind == Icmpv4Type::DestinationUnreachable as u8
             || kind == V4_TIME_EXCEEDED
             || kind == Icmpv4Type::ParameterProblem as u8
-    }
-}
-
-#[inline(always)]
-fn from_octets(o: [u8; 16]) -> Addr {
-    Addr {
-        words: [
-            u32::from_ne_bytes([o[0], o[1], o[2], o[3]]),
-            u32::from_ne_bytes([o[4], o[5], o[6], o[7]]),
-            u32::from_ne_bytes([o[8], o[9], o[10], o[11]]),
-            u32::from_ne_bytes([o[12], o[13], o[14], o[15]]),
-        ],
     }
 }

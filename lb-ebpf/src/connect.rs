@@ -113,7 +113,7 @@ pub fn started(service_id: u32, chosen: &Chosen) {
             add(&raw mut (*entry).c);
         }
         if let Some(stats) = BACKEND_STATS.get_ptr_mut(chosen.id) {
-            add(&raw mut (*stats).connects);
+            add(&raw mut (*stats).inside.connects);
         }
         if let Some(stats) = SERVICE_STATS.get_ptr_mut(service_id) {
             add(&raw mut (*stats).connects);

@@ -1,7 +1,7 @@
 //! Counting: per-CPU counters by hook and action, and shared counters by Service and backend.
 
-use crate::maps::COUNTERS;
-use lb_common::counter;
+use crate::maps::{BACKEND_STATS, COUNTERS, SERVICE_STATS};
+use lb_common::{counter, event::outcome};
 
 /// Adds one to the counter of (hook, action), and returns its new value on this CPU.
 #[inline(always)]
@@ -30,5 +30,42 @@ pub unsafe fn add(counter: *mut u64) {
     // SAFETY: the caller's.
     unsafe {
         core::intrinsics::atomic_xadd::<u64, u64, { core::intrinsics::AtomicOrdering::Relaxed }>(counter, 1);
+    }
+}
+
+/// Counts a connection from outside as established, for its backend and Service.
+#[inline(always)]
+pub fn established_outside(backend_id: u32, service_id: u32) {
+    // SAFETY: live elements of their arrays.
+    unsafe {
+        if let Some(stats) = BACKEND_STATS.get_ptr_mut(backend_id) {
+            add(&raw mut (*stats).outside.established);
+        }
+        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service_id) {
+            add(&raw mut (*stats).established);
+        }
+    }
+}
+
+/// Counts the end of a connection from outside: it was established, or failed with another of [`outcome`].
+#[inline(always)]
+pub fn ended_outside(backend_id: u32, service_id: u32, result: u8) {
+    // SAFETY: live elements of their arrays; the index of `failed` is masked into its length.
+    unsafe {
+        if let Some(stats) = BACKEND_STATS.get_ptr_mut(backend_id) {
+            if result == outcome::ESTABLISHED {
+                add(&raw mut (*stats).outside.closed);
+            } else {
+                add(&raw mut (*stats).outside.failed);
+            }
+        }
+        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service_id) {
+            if result == outcome::ESTABLISHED {
+                add(&raw mut (*stats).closed);
+            } else {
+                let failed = (&raw mut (*stats).failed).cast::<u64>();
+                add(failed.add((result & 7) as usize));
+            }
+        }
     }
 }

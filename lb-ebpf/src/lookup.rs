@@ -23,7 +23,7 @@ use lb_common::{
 const MAX_LEVEL: i32 = 8;
 
 /// The kernel's maps as [`select`] reads them.
-pub struct Maps;
+struct Maps;
 
 impl Tables for Maps {
     /// Nothing: the backend is read again where it is used, by [`address`].

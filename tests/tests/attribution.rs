@@ -149,7 +149,7 @@ impl Scene {
 fn told(dp: &Datapath, service: &DesiredService, dial: Dial) -> Result<Vec<u64>> {
     let all = dial.backends(BACKENDS);
     all.into_iter()
-        .map(|backend| Ok(dp.backend_counters(service, backend)?.connects))
+        .map(|backend| Ok(dp.backend_counters(service, backend)?.inside.connects))
         .collect()
 }
 
@@ -239,7 +239,7 @@ fn through_rules(dial: Dial, rules: Rules, from: From) -> Result<()> {
         let name = client::read_name(&mut stream)?;
         Ok((stream, name))
     })??;
-    let at = dp.backend_counters(&web, open.1)?;
+    let at = dp.backend_counters(&web, open.1)?.inside;
     assert_eq!((at.connects, at.established, at.closed), (1, 1, 0));
     drop(open);
 
@@ -268,7 +268,11 @@ fn through_rules(dial: Dial, rules: Rules, from: From) -> Result<()> {
         assert_eq!(by_record.get(&dp.backend_id(&web, backend)?), Some(count), "{backend}");
         let counters = dp.backend_counters(&web, backend)?;
         assert_eq!(
-            (counters.established, counters.closed, counters.failed),
+            (
+                counters.inside.established,
+                counters.inside.closed,
+                counters.inside.failed
+            ),
             (*count, *count, 0)
         );
         assert_eq!(counters.direct, Tally::default());

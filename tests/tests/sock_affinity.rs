@@ -84,7 +84,7 @@ fn one_backend(dial: Dial) -> Result<()> {
     assert_eq!(memory.backend_id, dp.backend_id(&web, backend)?);
     assert_eq!(dp.entries(maps::MEMBERS), BACKENDS as u64);
     assert_eq!(dp.service_counters(&web)?.connects, 10);
-    assert_eq!(dp.backend_counters(&web, backend)?.connects, 10);
+    assert_eq!(dp.backend_counters(&web, backend)?.inside.connects, 10);
     dp.remove(&web.name)?;
     assert_eq!(dp.entries(maps::MEMBERS), 0);
     Ok(())

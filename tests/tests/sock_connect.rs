@@ -123,7 +123,7 @@ fn translated(dial: Dial) -> Result<()> {
 
     assert_eq!(dp.count(dial.connect_hook(), action::TRANSLATED)?, 1);
     assert_eq!(dp.count(dial.peer_hook(), action::TRANSLATED)?, 1);
-    let counters = dp.backend_counters(&web, backend)?;
+    let counters = dp.backend_counters(&web, backend)?.inside;
     assert_eq!((counters.connects, counters.established, counters.closed), (1, 1, 0));
     let counters = dp.service_counters(&web)?;
     assert_eq!((counters.connects, counters.established, counters.closed), (1, 1, 0));
@@ -132,7 +132,7 @@ fn translated(dial: Dial) -> Result<()> {
     drop(stream);
     assert_eq!(dp.socket(cookie), None, "the state ends with the socket");
     assert_eq!(dp.entries(maps::SOCKETS), 0);
-    assert_eq!(dp.backend_counters(&web, backend)?.closed, 1);
+    assert_eq!(dp.backend_counters(&web, backend)?.inside.closed, 1);
     let records = dp.wait_connections(1)?;
     assert_eq!(records[0].outcome, outcome::ESTABLISHED);
     // Nothing else happened: no miss, no loss, no contradiction.
@@ -283,7 +283,7 @@ fn hairpin(dial: Dial) -> Result<()> {
     assert_eq!(from.ip(), dial.near(), "the source is the pod's own address");
     assert_eq!(from.port(), stream.local_addr()?.port());
     assert_eq!(stream.peer_addr()?, dialled);
-    assert_eq!(dp.backend_counters(&web, own)?.established, 1);
+    assert_eq!(dp.backend_counters(&web, own)?.inside.established, 1);
     Ok(())
 }
 
@@ -461,7 +461,7 @@ fn non_blocking(dial: Dial) -> Result<()> {
     // A second call asks for the first one's end: it must not choose again.
     assert!(matches!(socket::dial(&fd, dialled), Ok(()) | Err(Errno::EISCONN)));
     assert_eq!(socket::peer(&fd)?, dialled);
-    assert_eq!(dp.backend_counters(&web, backend)?.established, 1);
+    assert_eq!(dp.backend_counters(&web, backend)?.inside.established, 1);
     drop(fd);
     let records = dp.wait_connections(1)?;
     assert_eq!(records[0].outcome, outcome::ESTABLISHED);

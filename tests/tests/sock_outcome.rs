@@ -163,7 +163,7 @@ fn refused(dial: Dial) -> Result<()> {
     assert_eq!(record.errno, Errno::ECONNREFUSED as u32);
     assert_eq!(record.client, Addr::from(dial.near()));
     assert_ne!(record.client_port.get(), 0);
-    assert_eq!(dp.backend_counters(&web, backend)?.failed, 1);
+    assert_eq!(dp.backend_counters(&web, backend)?.inside.failed, 1);
     Ok(())
 }
 
@@ -182,7 +182,7 @@ fn timed_out(dial: Dial) -> Result<()> {
     let record = only_record(&mut dp, &web, dial, outcome::TIMED_OUT)?;
     assert_eq!(record.errno, Errno::ETIMEDOUT as u32);
     assert!(record.end_ns - record.start_ns >= 500_000_000, "{record:?}");
-    assert_eq!(dp.backend_counters(&web, backend)?.failed, 1);
+    assert_eq!(dp.backend_counters(&web, backend)?.inside.failed, 1);
     Ok(())
 }
 
@@ -258,7 +258,7 @@ fn abandoned(dial: Dial) -> Result<()> {
     drop(fd);
     let record = only_record(&mut dp, &web, dial, outcome::ABANDONED)?;
     assert_ne!(record.client_port.get(), 0, "the SYN has left");
-    assert_eq!(dp.backend_counters(&web, dial.backend(0))?.failed, 1);
+    assert_eq!(dp.backend_counters(&web, dial.backend(0))?.inside.failed, 1);
     Ok(())
 }
 
@@ -310,7 +310,7 @@ fn active(dial: Dial) -> Result<()> {
         let open = |backend: SocketAddr| streams.iter().filter(|(_, name)| *name == backend).count() as u64;
         for &backend in &backends {
             let counters = dp.backend_counters(&web, backend)?;
-            assert_eq!(counters.established - counters.closed, open(backend));
+            assert_eq!(counters.inside.established - counters.inside.closed, open(backend));
         }
         let counters = dp.service_counters(&web)?;
         assert_eq!(counters.established - counters.closed, left);

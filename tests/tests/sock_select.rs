@@ -106,7 +106,7 @@ fn even(total: usize, count: usize, most: f64) -> Result<()> {
             "each connection is counted on its member"
         );
         for (backend, got) in &shares {
-            assert_eq!(dp.backend_counters(&web, *backend)?.connects, *got);
+            assert_eq!(dp.backend_counters(&web, *backend)?.inside.connects, *got);
         }
         ratios.push(max_over_mean(&shares, count));
         dp.remove(&web.name)?;
@@ -305,7 +305,7 @@ fn ejected(dial: Dial) -> Result<()> {
     eject(&mut dp, &web, backends[2])?;
     let shares = connections(&world, dial, scaled(400, 100))?;
     ensure!(!shares.contains_key(&backends[2]) && shares.len() == 3, "{shares:?}");
-    assert_eq!(dp.backend_counters(&web, backends[2])?.connects, 0);
+    assert_eq!(dp.backend_counters(&web, backends[2])?.inside.connects, 0);
     Ok(())
 }
 

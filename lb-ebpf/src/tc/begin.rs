@@ -7,16 +7,16 @@ use lb_common::{
     affinity::AffinityKey,
     counter::{action, hook},
     event::tcp_flag,
-    flow::{Flow, flag, is_syn, sent, side, state, version},
+    flow::{BACKEND_TRIES, Flow, flag, is_syn, role, sent, side, state, version},
     frontend::{self, Frontend, SourceKey},
     hash, select,
 };
 
 use super::{
-    NEXT, SHOT, clock, ingress, refuse,
+    NEXT, clock, done, pass, refuse,
     rewrite::{End, rewrite},
-    sight, skb,
-    table::{self, FRONT, MIDDLE, NO_SLOT},
+    shoot, sight, skb,
+    table::{self, NO_SLOT},
 };
 use crate::{
     count::{add, count},
@@ -36,9 +36,6 @@ pub enum Why {
     /// No port was free for the flow's source: its client is refused.
     Exhausted = 3,
 }
-
-/// Backends that are tried where the client talks to one already, from the same port, through another frontend.
-const TRIES: u32 = 3;
 
 /// What [`admit`] says.
 mod admission {
@@ -95,12 +92,10 @@ pub extern "C" fn begin(skb: *mut __sk_buff, why: u32) -> i32 {
     }
     let admission = admit(skb::ifindex(skb));
     if admission == admission::DENIED {
-        count(hook::INGRESS, action::SOURCE_DENIED);
-        return SHOT;
+        return shoot(hook::INGRESS, action::SOURCE_DENIED);
     }
     if admission == admission::FOREIGN {
-        count(hook::INGRESS, action::MISS);
-        return NEXT;
+        return pass(hook::INGRESS, action::MISS);
     }
     place(skb, why, admission == admission::GUEST)
 }
@@ -125,7 +120,7 @@ extern "C" fn choose(set_id: u32, affinity_seconds: u32) -> u64 {
     // What the client remembers is asked once: whoever is met there already is met by no other way.
     let mut seconds = affinity_seconds;
     let mut tries = 0;
-    while tries < TRIES {
+    while tries < BACKEND_TRIES {
         tries += 1;
         let Some(chosen) = lookup::choose(word, set_id, seconds, &client, hash, By::Hash) else {
             return NOBODY;
@@ -167,8 +162,7 @@ fn place(skb: *mut __sk_buff, why: u32, guest: bool) -> i32 {
         return adopt(skb, chosen as u32);
     }
     let Some(backend) = BACKENDS.get_ptr(chosen as u32) else {
-        count(hook::INGRESS, action::INCONSISTENT);
-        return NEXT;
+        return pass(hook::INGRESS, action::INCONSISTENT);
     };
     // SAFETY: a live array element.
     let (addr, port) = unsafe { (&(*backend).addr, (*backend).port) };
@@ -179,12 +173,11 @@ fn place(skb: *mut __sk_buff, why: u32, guest: bool) -> i32 {
     {
         let slot = table::take(hook::INGRESS);
         if slot == NO_SLOT {
-            count(hook::INGRESS, action::FLOWS_FULL);
-            return SHOT;
+            return shoot(hook::INGRESS, action::FLOWS_FULL);
         }
         make(slot, set_id, chosen, why, guest as u32);
     }
-    ingress::done(rewrite(skb, packet, End::Destination, addr, port))
+    done(hook::INGRESS, rewrite(skb, packet, End::Destination, addr, port))
 }
 
 /// Makes a flow in a slot that is ours, and lets its tuples lead there.
@@ -247,8 +240,8 @@ extern "C" fn make(slot: u32, set_id: u32, chosen: u64, why: u32, guest: u32) ->
 fn enter(flow: &Flow, slot: u32, serial: u32, why: u32, list_entry: u32) {
     // Both have room: the map holds three tuples a slot. Without memory the flow's next packet is placed by its hash again,
     // and this one's answer is lost.
-    let _ = table::lead(slot, serial, MIDDLE);
-    let _ = table::lead(slot, serial, FRONT);
+    let _ = table::lead(slot, serial, role::MIDDLE);
+    let _ = table::lead(slot, serial, role::FRONT);
     if why == Why::BackendLeft as u32 {
         count(hook::INGRESS, action::RERESOLVED);
     } else if flow.flags & flag::RESUMED != 0 {
@@ -294,7 +287,7 @@ extern "C" fn holder(backend_id: u32) -> u32 {
     sight::aim(&packet.src, packet.src_port.0 as u32, addr, port, packet.proto as u32);
     let Some(key) = sight::key() else { return FREE };
     let entry = table::entry(key);
-    if entry.stamp == 0 || entry.role() != MIDDLE {
+    if entry.stamp == 0 || entry.role() != role::MIDDLE {
         return FREE;
     }
     let Some(flow) = FLOWS.get_ptr(entry.slot) else {
@@ -325,8 +318,11 @@ fn adopt(skb: *mut __sk_buff, slot: u32) -> i32 {
     };
     // SAFETY: a live array element.
     let flow = unsafe { &*flow };
-    let _ = table::lead(slot, flow.serial(), FRONT);
-    ingress::done(rewrite(skb, packet, End::Destination, &flow.backend, flow.backend_port))
+    let _ = table::lead(slot, flow.serial(), role::FRONT);
+    done(
+        hook::INGRESS,
+        rewrite(skb, packet, End::Destination, &flow.backend, flow.backend_port),
+    )
 }
 
 /// What is said where a set has no usable backend.
@@ -342,8 +338,7 @@ fn nobody(skb: *mut __sk_buff, front: &Frontend, guest: bool) -> i32 {
         frontend::flag::SILENT_WHEN_EMPTY_OUTSIDE
     };
     if front.flags & silent != 0 {
-        count(hook::INGRESS, action::POLICY_DROPPED);
-        return SHOT;
+        return shoot(hook::INGRESS, action::POLICY_DROPPED);
     }
     refuse::refuse(skb, action::REFUSED)
 }

@@ -7,22 +7,18 @@ use aya_ebpf::{
 use lb_common::{
     addr::{Addr, Port},
     counter::{action, hook},
-    flow::{Flow, PORT_TRIES, TupleEntry, TupleKey, flag, side},
+    flow::{Flow, PORT_TRIES, TupleEntry, TupleKey, flag, role, side},
     hash,
     packet::kind,
     select,
 };
 
 use super::{
-    NEXT, SHOT, clock, errors,
+    NEXT, SHOT, clock, done, errors, pass,
     rewrite::{End, rewrite},
-    sight, skb,
-    table::{self, BACK, MIDDLE},
+    shoot, sight, skb, table,
 };
-use crate::{
-    count::count,
-    maps::{FLOWS, INTERFACES, SETTINGS, TUPLES},
-};
+use crate::maps::{FLOWS, INTERFACES, SETTINGS, TUPLES};
 
 /// The egress program, for interfaces whose link header has `link` bytes.
 #[inline(always)]
@@ -57,20 +53,17 @@ extern "C" fn go_out(skb: *mut __sk_buff) -> i32 {
     };
     let key = TupleKey::between(packet.src, packet.src_port, packet.dst, packet.dst_port, packet.proto);
     let entry = table::entry(&key);
-    if entry.stamp == 0 || entry.role() != MIDDLE {
-        count(hook::EGRESS, action::MISS);
-        return NEXT;
+    if entry.stamp == 0 || entry.role() != role::MIDDLE {
+        return pass(hook::EGRESS, action::MISS);
     }
     let Some(flow) = FLOWS.get_ptr_mut(entry.slot) else {
-        count(hook::EGRESS, action::MISS);
-        return NEXT;
+        return pass(hook::EGRESS, action::MISS);
     };
     // SAFETY: a live array element; what others write meanwhile are single fields of their own.
     let flow = unsafe { &mut *flow };
     let now = clock::tick();
     if !table::is_of(flow, entry) || flow.is_expired(now) {
-        count(hook::EGRESS, action::MISS);
-        return NEXT;
+        return pass(hook::EGRESS, action::MISS);
     }
     // Where client and backend are one address, ports tell them apart.
     if flow.is_backend(&packet.src, packet.src_port) && flow.is_client(&packet.dst, packet.dst_port) {
@@ -79,30 +72,22 @@ extern "C" fn go_out(skb: *mut __sk_buff) -> i32 {
         let event = flow.note_backend(packet.tcp_flags, answered);
         table::follow(hook::EGRESS, entry.slot, event);
         table::see(flow, now);
-        return done(rewrite(skb, packet, End::Source, &flow.vip, flow.vip_port));
+        return done(
+            hook::EGRESS,
+            rewrite(skb, packet, End::Source, &flow.vip, flow.vip_port),
+        );
     }
     if flow.flags & (flag::MASQUERADE | flag::HAIRPIN) == 0 {
-        count(hook::EGRESS, action::MISS);
-        return NEXT;
+        return pass(hook::EGRESS, action::MISS);
     }
     if flow.source_port.0 == 0 {
         // Slots take 24 bits, as the map of them has at most so many.
         return WANTS_SOURCE + (entry.slot & SLOT_MASK) as i32;
     }
-    done(rewrite(skb, packet, End::Source, &flow.source, flow.source_port))
-}
-
-#[inline(always)]
-fn done(rewritten: bool) -> i32 {
-    count(
+    done(
         hook::EGRESS,
-        if rewritten {
-            action::TRANSLATED
-        } else {
-            action::INCONSISTENT
-        },
-    );
-    NEXT
+        rewrite(skb, packet, End::Source, &flow.source, flow.source_port),
+    )
 }
 
 /// The most slots that there may be.
@@ -120,8 +105,7 @@ extern "C" fn assign(skb: *mut __sk_buff, slot: u32) -> i32 {
         return NEXT;
     };
     let Some(interface) = INTERFACES.get_ptr(&skb::ifindex(skb)) else {
-        count(hook::EGRESS, action::MISS);
-        return NEXT;
+        return pass(hook::EGRESS, action::MISS);
     };
     // SAFETY: live elements of their maps; removed elements stay readable until the program ends.
     let (flow, first, last, behind, addr) = unsafe {
@@ -140,19 +124,16 @@ extern "C" fn assign(skb: *mut __sk_buff, slot: u32) -> i32 {
         flag::MASQUERADE
     };
     if flow.flags & wanted == 0 {
-        count(hook::EGRESS, action::MISS);
-        return NEXT;
+        return pass(hook::EGRESS, action::MISS);
     }
     if addr.same(&Addr::ZERO) || last < first {
-        count(hook::EGRESS, action::NO_SOURCE);
-        return SHOT;
+        return shoot(hook::EGRESS, action::NO_SOURCE);
     }
     // Two processors may see packets of one flow: one of them gives it a source, the other's packet comes again.
     if !table::claim(flow) {
-        count(hook::EGRESS, action::NO_SOURCE);
-        return SHOT;
+        return shoot(hook::EGRESS, action::NO_SOURCE);
     }
-    let ours = TupleEntry::new(slot, flow.serial(), BACK);
+    let ours = TupleEntry::new(slot, flow.serial(), role::BACK);
     let ports = (last - first) as u32 + 1;
     let now = clock::now();
     // A client that comes again from its own port gets the same one first, also where the flow was lost in between.
@@ -185,15 +166,10 @@ extern "C" fn assign(skb: *mut __sk_buff, slot: u32) -> i32 {
         let holder = table::entry(key);
         if let Some(held) = FLOWS.get_ptr(holder.slot) {
             // SAFETY: a live array element.
-            let (is_holder, seen, result) = unsafe {
-                (
-                    table::is_of(&*held, holder),
-                    (*held).version,
-                    (*held).outcome_of_silence(),
-                )
-            };
-            if is_holder {
-                let _ = table::retire(hook::EGRESS, holder.slot, seen, result as u32);
+            let held = unsafe { &*held };
+            let seen = table::version_of(held, holder);
+            if seen != 0 {
+                let _ = table::retire(hook::EGRESS, holder.slot, seen, held.outcome_of_silence() as u32);
                 // Which made keys of its own.
                 aim(flow, addr, spare);
             } else {
@@ -209,8 +185,7 @@ extern "C" fn assign(skb: *mut __sk_buff, slot: u32) -> i32 {
     }
     table::unclaim(flow);
     flow.flags |= flag::EXHAUSTED;
-    count(hook::EGRESS, action::PORTS_EXHAUSTED);
-    SHOT
+    shoot(hook::EGRESS, action::PORTS_EXHAUSTED)
 }
 
 /// Makes the key of a backend's answers to one of the node's own sources.
@@ -224,7 +199,7 @@ fn aim(flow: &Flow, addr: &Addr, port: Port) {
 #[inline(always)]
 fn given_up(key: &TupleKey, now: u64) -> u64 {
     let holder = table::entry(key);
-    if holder.role() != BACK {
+    if holder.role() != role::BACK {
         return u64::MAX;
     }
     let Some(held) = FLOWS.get_ptr(holder.slot) else {

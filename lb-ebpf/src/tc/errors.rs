@@ -7,18 +7,17 @@ use aya_ebpf::{bindings::__sk_buff, helpers::bpf_l4_csum_replace};
 use lb_common::{
     addr::{Addr, Port},
     counter::{action, hook},
-    flow::{Flow, TupleEntry},
+    flow::{Flow, TupleEntry, role},
     packet::{Packet, kind},
 };
 
 use super::{
-    NEXT,
-    rewrite::{V4_CHECK, V6_SRC, fold32, sum, taken, v4_bytes, v4_check, v6_bytes},
+    NEXT, pass,
+    rewrite::{V4_CHECK, V6_SRC, fold32, sum, taken, v4_bytes, v4_check},
     sight::{self, ORPHAN},
-    skb,
-    table::{self, BACK},
+    skb, table,
 };
-use crate::{count::count, maps::FLOWS};
+use crate::maps::FLOWS;
 
 /// Offset of the checksum in an ICMP header.
 const CHECK: u32 = 2;
@@ -30,7 +29,7 @@ pub fn aside(skb: *mut __sk_buff, seen: u32, hook: u32) -> i32 {
     if seen == kind::ERROR as u32 && sight::look_inside(skb) == kind::TRANSPORT as u32 {
         return error(skb, hook);
     }
-    count(
+    pass(
         hook,
         if seen == kind::MALFORMED as u32 {
             action::MALFORMED
@@ -39,8 +38,7 @@ pub fn aside(skb: *mut __sk_buff, seen: u32, hook: u32) -> i32 {
         } else {
             action::MISS
         },
-    );
-    NEXT
+    )
 }
 
 /// Translates an ICMP error, of which the packet inside was read.
@@ -52,22 +50,19 @@ extern "C" fn error(skb: *mut __sk_buff, at: u32) -> i32 {
     };
     // An error goes to who sent the packet: another one is nobody's business, or a forgery.
     if !outside.dst.same(&inside.src) {
-        count(at, action::MISS);
-        return NEXT;
+        return pass(at, action::MISS);
     }
     let (src_port, dst_port) = (inside.src_port.0 as u32, inside.dst_port.0 as u32);
     sight::aim(&inside.src, src_port, &inside.dst, dst_port, inside.proto as u32);
     let Some(key) = sight::key() else { return NEXT };
     let entry = table::entry(key);
     let Some(flow) = FLOWS.get_ptr(entry.slot) else {
-        count(at, action::MISS);
-        return NEXT;
+        return pass(at, action::MISS);
     };
     // SAFETY: a live array element.
     let flow = unsafe { &*flow };
     if entry.stamp == 0 || !table::is_of(flow, entry) {
-        count(at, action::MISS);
-        return NEXT;
+        return pass(at, action::MISS);
     }
     let changed = if is_of_client(flow, entry, inside) {
         let back = Back {
@@ -96,21 +91,20 @@ extern "C" fn error(skb: *mut __sk_buff, at: u32) -> i32 {
         };
         put_back(skb, outside, inside, &back, from, at)
     };
-    count(
+    pass(
         at,
         match changed {
             Changed::Nothing => action::MISS,
             Changed::Something => action::ICMP_TRANSLATED,
             Changed::Failed => action::INCONSISTENT,
         },
-    );
-    NEXT
+    )
 }
 
 /// Whether the packet inside was the client's, however far it was translated; else it was the backend's.
 #[inline(always)]
 fn is_of_client(flow: &Flow, entry: TupleEntry, inside: &Packet) -> bool {
-    if entry.role() == BACK {
+    if entry.role() == role::BACK {
         return flow.is_backend(&inside.dst, inside.dst_port);
     }
     flow.is_client(&inside.src, inside.src_port) && !flow.is_client(&inside.dst, inside.dst_port)
@@ -142,25 +136,11 @@ fn put_back(
     from: Option<&Addr>,
     at: u32,
 ) -> Changed {
-    // Addresses of the other family cannot be: the flow's tuples are of the packet's.
-    let mut changed = false;
-    // What the ICMP checksum must hear of; a change within an IPv4 header is made good by that header's own checksum.
+    // What the ICMP checksum must hear of.
     let mut diff: u64 = 0;
-    if !inside.src.same(&back.src) || !inside.dst.same(&back.dst) {
-        changed = true;
-        let written = if inside.is_v6 {
-            diff += taken(&inside.src) + sum(&back.src) + taken(&inside.dst) + sum(&back.dst);
-            skb::write(skb, inside.network + V6_SRC, &v6_bytes(&back.src))
-                && skb::write(skb, inside.network + V6_SRC + 16, &v6_bytes(&back.dst))
-        } else {
-            let check = v4_check(inside.check, inside.src.words[3], back.src.words[3]);
-            let check = v4_check(check, inside.dst.words[3], back.dst.words[3]);
-            let bytes = v4_bytes(check, back.src.words[3], back.dst.words[3]);
-            skb::write(skb, inside.network + V4_CHECK, &bytes)
-        };
-        if !written {
-            return Changed::Failed;
-        }
+    let mut changed = !inside.src.same(&back.src) || !inside.dst.same(&back.dst);
+    if changed && !write_addresses(skb, inside, &back.src, &back.dst, &mut diff) {
+        return Changed::Failed;
     }
     if inside.src_port.0 != back.src_port.0 || inside.dst_port.0 != back.dst_port.0 {
         changed = true;
@@ -181,20 +161,7 @@ fn put_back(
     }
     if !src.same(&outside.src) || !dst.same(&outside.dst) {
         changed = true;
-        let written = if outside.is_v6 {
-            diff += taken(&outside.src) + sum(&src) + taken(&outside.dst) + sum(&dst);
-            skb::write(skb, outside.network + V6_SRC, &v6_bytes(&src))
-                && skb::write(skb, outside.network + V6_SRC + 16, &v6_bytes(&dst))
-        } else {
-            let check = v4_check(outside.check, outside.src.words[3], src.words[3]);
-            let check = v4_check(check, outside.dst.words[3], dst.words[3]);
-            skb::write(
-                skb,
-                outside.network + V4_CHECK,
-                &v4_bytes(check, src.words[3], dst.words[3]),
-            )
-        };
-        if !written {
+        if !write_addresses(skb, outside, &src, &dst, &mut diff) {
             return Changed::Failed;
         }
     }
@@ -211,4 +178,20 @@ fn put_back(
         return Changed::Failed;
     }
     Changed::Something
+}
+
+/// Writes both addresses of a packet, and adds to `diff` what a checksum over it must hear of: a change within an IPv4 header
+/// is made good by that header's own checksum. Addresses of the other family cannot be: the flow's tuples are of the packet's.
+#[inline(always)]
+fn write_addresses(skb: *mut __sk_buff, packet: &Packet, src: &Addr, dst: &Addr, diff: &mut u64) -> bool {
+    if packet.is_v6 {
+        *diff += taken(&packet.src) + sum(src) + taken(&packet.dst) + sum(dst);
+        skb::write(skb, packet.network + V6_SRC, &src.octets())
+            && skb::write(skb, packet.network + V6_SRC + 16, &dst.octets())
+    } else {
+        let check = v4_check(packet.check, packet.src.words[3], src.words[3]);
+        let check = v4_check(check, packet.dst.words[3], dst.words[3]);
+        let bytes = v4_bytes(check, src.words[3], dst.words[3]);
+        skb::write(skb, packet.network + V4_CHECK, &bytes)
+    }
 }

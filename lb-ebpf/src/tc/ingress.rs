@@ -5,19 +5,18 @@ use lb_common::{
     abi::TCP,
     counter::{action, hook},
     event::outcome,
-    flow::{Flow, TupleKey, flag, is_syn},
+    flow::{Flow, TupleKey, flag, is_syn, role},
     packet::{Packet, kind},
 };
 
 use super::{
     NEXT,
     begin::{self, Why},
-    clock, errors,
+    clock, done, errors, pass,
     rewrite::{End, rewrite},
-    sight,
-    table::{self, BACK, FRONT, MIDDLE},
+    sight, table,
 };
-use crate::{count::count, lookup, maps::FLOWS};
+use crate::{lookup, maps::FLOWS};
 
 /// The ingress program, for interfaces whose link header has `link` bytes.
 #[inline(always)]
@@ -57,16 +56,18 @@ extern "C" fn come_in(skb: *mut __sk_buff) -> i32 {
     }
     let now = clock::tick();
     let expired = flow.is_expired(now);
-    if entry.role() == BACK && !expired && flow.is_backend(&packet.src, packet.src_port) {
-        return done(rewrite(skb, packet, End::Destination, &flow.client, flow.client_port));
+    if entry.role() == role::BACK && !expired && flow.is_backend(&packet.src, packet.src_port) {
+        return done(
+            hook::INGRESS,
+            rewrite(skb, packet, End::Destination, &flow.client, flow.client_port),
+        );
     }
-    if entry.role() == MIDDLE && (expired || flow.is_closed()) && is_syn(packet.tcp_flags) {
+    if entry.role() == role::MIDDLE && (expired || flow.is_closed()) && is_syn(packet.tcp_flags) {
         // The client dials the backend itself, from the port of a flow that is over: its answers are not the frontend's.
         let _ = table::retire(hook::INGRESS, entry.slot, seen, flow.outcome_of_silence() as u32);
     }
-    if entry.role() != FRONT || !flow.is_client(&packet.src, packet.src_port) {
-        count(hook::INGRESS, action::MISS);
-        return NEXT;
+    if entry.role() != role::FRONT || !flow.is_client(&packet.src, packet.src_port) {
+        return pass(hook::INGRESS, action::MISS);
     }
     let why = if expired { Why::Unknown } else { distrust(packet, flow) };
     if expired || why != Why::Unknown {
@@ -81,7 +82,10 @@ extern "C" fn come_in(skb: *mut __sk_buff) -> i32 {
     let event = flow.note_client(packet.tcp_flags);
     table::follow(hook::INGRESS, entry.slot, event);
     table::see(flow, now);
-    done(rewrite(skb, packet, End::Destination, &flow.backend, flow.backend_port))
+    done(
+        hook::INGRESS,
+        rewrite(skb, packet, End::Destination, &flow.backend, flow.backend_port),
+    )
 }
 
 /// Why a client's packet may not go where its flow goes; [`Why::Unknown`] if it may.
@@ -109,18 +113,4 @@ fn distrust(packet: &Packet, flow: &Flow) -> Why {
     } else {
         Why::Reuse
     }
-}
-
-/// Counts a packet that was, or could not be, rewritten.
-#[inline(always)]
-pub fn done(rewritten: bool) -> i32 {
-    count(
-        hook::INGRESS,
-        if rewritten {
-            action::TRANSLATED
-        } else {
-            action::INCONSISTENT
-        },
-    );
-    NEXT
 }

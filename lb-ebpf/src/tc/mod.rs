@@ -18,7 +18,10 @@ mod sight;
 mod skb;
 mod table;
 
+use lb_common::counter::action;
+
 pub use self::{egress::egress, ingress::ingress, observe::observe, sight::Sight};
+use crate::count::count;
 
 /// Direction: into the node.
 pub const INGRESS: u8 = 0;
@@ -29,3 +32,30 @@ pub const EGRESS: u8 = 1;
 const NEXT: i32 = -1;
 /// `TC_ACT_SHOT`, and `TCX_DROP`: the packet ends here.
 const SHOT: i32 = 2;
+
+/// Counts a packet that goes on as it is now.
+#[inline(always)]
+fn pass(hook: u32, action: u32) -> i32 {
+    count(hook, action);
+    NEXT
+}
+
+/// Counts a packet that goes no further.
+#[inline(always)]
+fn shoot(hook: u32, action: u32) -> i32 {
+    count(hook, action);
+    SHOT
+}
+
+/// Counts a packet that was, or could not be, rewritten, and lets it go on.
+#[inline(always)]
+fn done(hook: u32, rewritten: bool) -> i32 {
+    pass(
+        hook,
+        if rewritten {
+            action::TRANSLATED
+        } else {
+            action::INCONSISTENT
+        },
+    )
+}

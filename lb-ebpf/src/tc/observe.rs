@@ -153,7 +153,7 @@ fn chosen(service_id: u32, backend_id: u32) {
     // SAFETY: live elements of their arrays.
     unsafe {
         if let Some(stats) = BACKEND_STATS.get_ptr_mut(backend_id) {
-            add(&raw mut (*stats).connects);
+            add(&raw mut (*stats).inside.connects);
         }
         if let Some(stats) = SERVICE_STATS.get_ptr_mut(service_id) {
             add(&raw mut (*stats).attributed);

@@ -17,9 +17,8 @@ use lb_common::{
 };
 
 use super::{
-    SHOT,
-    rewrite::{fold16, fold32, sum, v6_bytes},
-    sight, skb,
+    rewrite::{fold16, fold32, sum},
+    shoot, sight, skb,
 };
 use crate::count::count;
 
@@ -46,8 +45,7 @@ pub extern "C" fn refuse(skb: *mut __sk_buff, why: u32) -> i32 {
         // SAFETY: the helper takes numbers alone.
         return unsafe { bpf_redirect(skb::ifindex(skb), 0) as i32 };
     }
-    count(hook::INGRESS, action::UNANSWERED);
-    SHOT
+    shoot(hook::INGRESS, action::UNANSWERED)
 }
 
 /// Makes an answer of the packet; false if there is none for it.
@@ -120,8 +118,8 @@ fn answer_header(skb: *mut __sk_buff, packet: &Packet, proto: u8, length: u32) -
     let [high, low] = (length as u16).to_be_bytes();
     if packet.is_v6 {
         skb::write(skb, packet.network, &[0x60, 0, 0, 0, high, low, proto, TTL])
-            && skb::write(skb, packet.network + 8, &v6_bytes(&packet.dst))
-            && skb::write(skb, packet.network + 24, &v6_bytes(&packet.src))
+            && skb::write(skb, packet.network + 8, &packet.dst.octets())
+            && skb::write(skb, packet.network + 24, &packet.src.octets())
     } else {
         let [high, low] = (length as u16 + V4_LEN as u16).to_be_bytes();
         let s = packet.dst.words[3].to_ne_bytes();

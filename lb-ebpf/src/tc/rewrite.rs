@@ -69,20 +69,6 @@ pub fn v4_bytes(check: u16, src: u32, dst: u32) -> [u8; 10] {
     [c[0], c[1], s[0], s[1], s[2], s[3], d[0], d[1], d[2], d[3]]
 }
 
-/// An address as it lies in an IPv6 header.
-#[inline(always)]
-pub fn v6_bytes(addr: &Addr) -> [u8; 16] {
-    let [a, b, c, d] = [
-        addr.words[0].to_ne_bytes(),
-        addr.words[1].to_ne_bytes(),
-        addr.words[2].to_ne_bytes(),
-        addr.words[3].to_ne_bytes(),
-    ];
-    [
-        a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0], d[1], d[2], d[3],
-    ]
-}
-
 /// Puts another address and port at an end of a packet; false if the packet cannot be written, or holds the other family.
 #[inline(always)]
 pub fn rewrite(skb: *mut __sk_buff, packet: &Packet, end: End, addr: &Addr, port: Port) -> bool {
@@ -106,9 +92,9 @@ pub fn rewrite(skb: *mut __sk_buff, packet: &Packet, end: End, addr: &Addr, port
             End::Destination => V6_SRC + 16,
         };
         if !has_ports {
-            return skb::write_alone(skb, packet.network + at, &v6_bytes(addr));
+            return skb::write_alone(skb, packet.network + at, &addr.octets());
         }
-        if !skb::write(skb, packet.network + at, &v6_bytes(addr)) {
+        if !skb::write(skb, packet.network + at, &addr.octets()) {
             return false;
         }
         diff = fold32(taken(old_addr) + sum(addr)) as u64;

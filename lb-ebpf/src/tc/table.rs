@@ -10,15 +10,18 @@ use lb_common::{
     abi::TCP,
     backend::state as backend_state,
     counter::action,
-    event::{ConnRecord, kind, mark, outcome},
-    flow::{Event, Flow, LOOKS, SEEN_STEP_NS, SERIAL_MASK, TupleEntry, TupleKey, flag, role, slot_at, state, version},
+    event::{ConnRecord, kind, mark},
+    flow::{
+        Event, Flow, LOOKS, SEEN_STEP_NS, SERIAL_MASK, TupleEntry, TupleKey, flag, role, serial_of, slot_at, state,
+        state_of, version,
+    },
 };
 
 use super::{clock, sight};
 use crate::{
-    count::{add, count},
+    count::{count, ended_outside, established_outside},
     emit, lookup,
-    maps::{BACKEND_STATS, BACKENDS, FLOW_HAND, FLOWS, SERVICE_STATS, SETTINGS, TUPLES},
+    maps::{BACKENDS, FLOW_HAND, FLOWS, SETTINGS, TUPLES},
 };
 
 /// Where a tuple leads; an entry of serial number 0, which no flow has, if nowhere.
@@ -37,7 +40,7 @@ pub fn entry(key: &TupleKey) -> TupleEntry {
 pub fn version_of(flow: &Flow, entry: TupleEntry) -> u32 {
     // SAFETY: four aligned bytes of a live array element; what changes afterwards is noticed by the swap.
     let seen = unsafe { core::ptr::read_volatile(&raw const flow.version) };
-    if seen >> 2 == entry.serial() && seen & 3 >= state::LIVE {
+    if serial_of(seen) == entry.serial() && state_of(seen) >= state::LIVE {
         seen
     } else {
         0
@@ -150,17 +153,10 @@ extern "C" fn established(slot: u32) -> u32 {
     let Some(flow) = FLOWS.get_ptr(slot) else {
         return 0;
     };
-    // SAFETY: live elements of their arrays.
-    unsafe {
-        if (*flow).proto != TCP {
-            return 0;
-        }
-        if let Some(stats) = BACKEND_STATS.get_ptr_mut((*flow).backend_id) {
-            add(&raw mut (*stats).outside.established);
-        }
-        if let Some(stats) = SERVICE_STATS.get_ptr_mut((*flow).service_id) {
-            add(&raw mut (*stats).established);
-        }
+    // SAFETY: a live array element.
+    let flow = unsafe { &*flow };
+    if flow.proto == TCP {
+        established_outside(flow.backend_id, flow.service_id);
     }
     1
 }
@@ -174,7 +170,7 @@ extern "C" fn ended(hook: u32, slot: u32, result: u32) -> u32 {
     };
     // SAFETY: a live array element.
     let seen = unsafe { (*flow).version };
-    if seen & 3 == state::LIVE && swap(flow, seen, version(seen >> 2, state::ENDED)) {
+    if state_of(seen) == state::LIVE && swap(flow, seen, version(serial_of(seen), state::ENDED)) {
         tell(hook, flow, result as u8);
     }
     1
@@ -183,31 +179,15 @@ extern "C" fn ended(hook: u32, slot: u32, result: u32) -> u32 {
 /// Counts a TCP flow's end and writes its record. UDP has no ends.
 #[inline(always)]
 fn tell(hook: u32, flow: *mut Flow, result: u8) {
-    // SAFETY: live elements of their arrays; the index of `failed` is masked into its length.
-    unsafe {
-        if (*flow).proto != TCP {
-            return;
-        }
-        let backend = BACKEND_STATS.get_ptr_mut((*flow).backend_id);
-        let service = SERVICE_STATS.get_ptr_mut((*flow).service_id);
-        if (*flow).flags & flag::RESUMED != 0 {
-            // Its beginning was not counted: an end would leave fewer than no connections open.
-        } else if result == outcome::ESTABLISHED {
-            if let Some(stats) = backend {
-                add(&raw mut (*stats).outside.closed);
-            }
-            if let Some(stats) = service {
-                add(&raw mut (*stats).closed);
-            }
-        } else {
-            if let Some(stats) = backend {
-                add(&raw mut (*stats).outside.failed);
-            }
-            if let Some(stats) = service {
-                let failed = (&raw mut (*stats).failed).cast::<u64>();
-                add(failed.add((result & 7) as usize));
-            }
-        }
+    // SAFETY: a live array element.
+    let (proto, flags, backend_id, service_id) =
+        unsafe { ((*flow).proto, (*flow).flags, (*flow).backend_id, (*flow).service_id) };
+    if proto != TCP {
+        return;
+    }
+    // Where its beginning was not counted, an end would leave fewer than no connections open.
+    if flags & flag::RESUMED == 0 {
+        ended_outside(backend_id, service_id, result);
     }
     let end_ns = clock::now();
     emit::record::<ConnRecord>(hook, |record| {
@@ -241,7 +221,7 @@ pub extern "C" fn retire(hook: u32, slot: u32, seen: u32, result: u32) -> u32 {
     let Some(flow) = FLOWS.get_ptr_mut(slot) else {
         return 0;
     };
-    let serial = seen >> 2;
+    let serial = serial_of(seen);
     if !swap(flow, seen, version(serial, state::BUSY)) {
         return 0;
     }
@@ -254,12 +234,12 @@ pub extern "C" fn retire(hook: u32, slot: u32, seen: u32, result: u32) -> u32 {
             return 0;
         }
     }
-    if seen & 3 == state::LIVE {
+    if state_of(seen) == state::LIVE {
         tell(hook, flow, (result & 0xff) as u8);
     }
-    forget(slot, serial, FRONT);
-    forget(slot, serial, MIDDLE);
-    forget(slot, serial, BACK);
+    forget(slot, serial, role::FRONT);
+    forget(slot, serial, role::MIDDLE);
+    forget(slot, serial, role::BACK);
     publish(flow, version(serial, state::FREE));
     1
 }
@@ -291,8 +271,8 @@ fn aim_at(slot: u32, role: u32) -> bool {
     let proto = flow.proto as u32;
     let (client_port, backend_port) = (flow.client_port.0 as u32, flow.backend_port.0 as u32);
     match role {
-        FRONT => sight::aim(&flow.client, client_port, &flow.vip, flow.vip_port.0 as u32, proto),
-        MIDDLE => sight::aim(&flow.client, client_port, &flow.backend, backend_port, proto),
+        role::FRONT => sight::aim(&flow.client, client_port, &flow.vip, flow.vip_port.0 as u32, proto),
+        role::MIDDLE => sight::aim(&flow.client, client_port, &flow.backend, backend_port, proto),
         _ => {
             if flow.source_port.0 == 0 {
                 return false;
@@ -359,13 +339,13 @@ pub extern "C" fn take(hook: u32) -> u32 {
         let seen = unsafe { core::ptr::read_volatile(&raw const (*flow).version) };
         // SAFETY: as above.
         let flow = unsafe { &*flow };
-        if seen & 3 == state::FREE {
+        if state_of(seen) == state::FREE {
             found = slot;
             found_seen = seen;
             action = NO_ACTION;
             break;
         }
-        if seen & 3 == state::BUSY {
+        if state_of(seen) == state::BUSY {
             continue;
         }
         if flow.is_expired(now) {
@@ -391,7 +371,7 @@ pub extern "C" fn take(hook: u32) -> u32 {
         }
         count(hook, action);
     }
-    if own(flow, version(found_seen >> 2, state::FREE)) {
+    if own(flow, version(serial_of(found_seen), state::FREE)) {
         found
     } else {
         NO_SLOT
@@ -404,11 +384,8 @@ const NO_ACTION: u32 = u32::MAX;
 /// Owns a free slot, for a flow with the next serial number.
 #[inline(always)]
 fn own(flow: *mut Flow, free: u32) -> bool {
-    let next = ((free >> 2) + 1) & SERIAL_MASK;
+    let next = (serial_of(free) + 1) & SERIAL_MASK;
     // 0 is the serial number of entries that lead nowhere.
     let next = if next == 0 { 1 } else { next };
     swap(flow, free, version(next, state::BUSY))
 }
-
-/// The roles by the names that this room uses.
-pub use role::{BACK, FRONT, MIDDLE};

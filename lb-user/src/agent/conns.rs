@@ -5,13 +5,13 @@ use std::{
     net::SocketAddr,
 };
 
-use lb_common::{flow::Flow, socket::SocketState};
+use lb_common::{addr::Addr, flow::Flow, socket::SocketState};
 
 use super::state::{Shared, lock};
 use crate::{
     analysis::stickiness::Client,
     model::ObjectName,
-    observe::{Observation, monotonic_ns, octets},
+    observe::{Observation, monotonic_ns},
     view::{ConnFilter, ConnListView, ConnView, MAX_CONNS, Origin, QueryError, ServiceFilter, Youngest, is_live},
 };
 
@@ -139,7 +139,7 @@ impl Wanted {
 fn workload(observation: &Observation, client: SocketAddr) -> Option<String> {
     let client = Client {
         netns: 0,
-        address: octets(client.ip().into()),
+        address: Addr::from(client.ip()).octets(),
     };
     observation.caller(&client)?.workload()
 }

@@ -219,7 +219,12 @@ pub(super) fn dump(
                         id.to_string(),
                         format!(
                             "connects={} established={} failed={} closed={} direct={} outside={}",
-                            c.connects, c.established, c.failed, c.closed, c.direct.connects, c.outside.connects
+                            c.inside.connects,
+                            c.inside.established,
+                            c.inside.failed,
+                            c.inside.closed,
+                            c.direct.connects,
+                            c.outside.connects
                         ),
                     );
                 }

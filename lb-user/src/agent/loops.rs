@@ -27,7 +27,7 @@ use crate::{
     observe::{
         SetKey,
         audience::audiences,
-        monotonic_ns, octets,
+        monotonic_ns,
         ring::Ring,
         sets::{AlarmChange, Sample, Traffic},
         wall,
@@ -391,10 +391,10 @@ fn open_ports(census: &Census) -> HashMap<(u32, Client, Destination), u64> {
         }
         let client = Client {
             netns: 0,
-            address: octets(state.client),
+            address: state.client.octets(),
         };
         let destination = Destination {
-            address: octets(state.vip),
+            address: state.vip.octets(),
             port: state.vip_port.get(),
             protocol: state.proto,
         };

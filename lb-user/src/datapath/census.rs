@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use aya::maps::{HashMap, Map, MapData};
 use lb_common::{
     affinity::{Affinity, AffinityKey},
-    flow::{Flow, Settings},
+    flow::Flow,
     maps as names,
     socket::{ChainHead, Reverse, ReverseKey, SocketState},
 };
 
 use super::{
-    flows::{self, Flows},
-    kernel::{Kernel, MapsError, window_error},
+    flows::Flows,
+    kernel::{Kernel, MapsError},
     window::Array,
 };
 use crate::observe::flows::FlowCounts;
@@ -27,8 +27,6 @@ pub struct Census {
     reverse: Option<HashMap<MapData, ReverseKey, Reverse>>,
     udp_sockets: Option<HashMap<MapData, u64, ChainHead>>,
     affinity: Option<HashMap<MapData, AffinityKey, Affinity>>,
-    flows: Option<Array<Flow>>,
-    settings: Option<Array<Settings>>,
     packets: Option<Flows>,
     capacity: [u64; 4],
     counted_flows: Kept<FlowCounts>,
@@ -91,8 +89,6 @@ impl Census {
             reverse: facts(names::UDP_REVERSE).and_then(|f| open(f.id)),
             udp_sockets: facts(names::UDP_SOCKETS).and_then(|f| open(f.id)),
             affinity: facts(names::AFFINITY).and_then(|f| open_lru(f.id)),
-            flows: facts(names::FLOWS).and_then(|f| open_array(f.id, f.max_entries)),
-            settings: facts(names::SETTINGS).and_then(|f| open_array(f.id, f.max_entries)),
             packets: Flows::reopen(kernel),
             capacity: COUNTED.map(|name| facts(name).map_or(0, |f| u64::from(f.max_entries))),
             counted_flows: Kept::new(),
@@ -113,13 +109,13 @@ impl Census {
 
     /// Slots of the flow table; 0 where it cannot be read.
     pub fn flow_slots(&self) -> u32 {
-        self.flows.as_ref().map_or(0, Array::len)
+        self.packets.as_ref().map_or(0, Flows::slots)
     }
 
     /// What the flow clock shows when the monotonic one shows this.
     pub fn flow_now_ns(&self, monotonic_ns: u64) -> u64 {
-        let window = self.settings.as_ref().and_then(|settings| settings.window(0, 1).ok());
-        monotonic_ns.wrapping_add(window.map_or(0, |window| window.get(0).clock_offset_ns))
+        let settings = self.packets.as_ref().and_then(|packets| packets.settings().ok());
+        monotonic_ns.wrapping_add(settings.map_or(0, |settings| settings.clock_offset_ns))
     }
 
     /// Every flow of the table, also those that have expired; one that begins or ends meanwhile is seen or not.
@@ -127,8 +123,8 @@ impl Census {
     /// # Errors
     /// When the kernel refuses.
     pub fn flows(&self, mut each: impl FnMut(&Flow)) -> Result<(), MapsError> {
-        let Some(table) = &self.flows else { return Ok(()) };
-        flows::scan(table, |_, flow| each(flow)).map_err(window_error(names::FLOWS))
+        let Some(packets) = &self.packets else { return Ok(()) };
+        packets.scan(|_, flow| each(flow))
     }
 
     /// What the flow table has, as it was `most_ns` ago or later; `now_ns` is the monotonic clock's. One pass over the table

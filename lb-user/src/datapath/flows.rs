@@ -11,7 +11,7 @@ use aya::{
     maps::{HashMap, Map, MapData, MapError},
 };
 use lb_common::{
-    flow::{Flow, FragmentKey, FragmentPorts, Interface, Settings, TupleEntry, TupleKey, state},
+    flow::{Flow, FragmentKey, FragmentPorts, Interface, Settings, TupleEntry, TupleKey, serial_of, state, state_of},
     maps as names,
 };
 
@@ -19,7 +19,7 @@ use super::{
     census::{open, open_array, open_lru},
     kernel::{Kernel, MapsError, array, hash, put, read_error, remove, window_error},
     load::LoadError,
-    window::{Array, Window, WindowError},
+    window::{Array, Window},
 };
 
 /// Flows that are mapped at a time: 512 KiB.
@@ -185,12 +185,24 @@ impl Flows {
         Ok(whole(&window, 0))
     }
 
-    /// Reads every flow, with its slot. A flow that begins or ends meanwhile is seen or not.
+    /// Reads every flow, with its slot: one pass through memory, without a system call a flow. A flow that begins or ends
+    /// meanwhile is seen or not.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn scan(&self, each: impl FnMut(u32, &Flow)) -> Result<(), MapsError> {
-        scan(&self.table, each).map_err(window_error(names::FLOWS))
+    pub fn scan(&self, mut each: impl FnMut(u32, &Flow)) -> Result<(), MapsError> {
+        let mut first = 0;
+        while first < self.slots() {
+            let count = WINDOW.min(self.slots() - first);
+            let window = self.table.window(first, count).map_err(window_error(names::FLOWS))?;
+            for at in 0..count {
+                if let Some(flow) = whole(&window, at) {
+                    each(first + at, &flow);
+                }
+            }
+            first += count;
+        }
+        Ok(())
     }
 
     /// All tuples, with where they lead. The map changes while it is walked: an entry may be seen twice, or not.
@@ -227,22 +239,6 @@ impl Flows {
     }
 }
 
-/// Reads every flow of a table, with its slot: one pass through memory, without a system call a flow.
-pub(super) fn scan(flows: &Array<Flow>, mut each: impl FnMut(u32, &Flow)) -> Result<(), WindowError> {
-    let mut first = 0;
-    while first < flows.len() {
-        let count = WINDOW.min(flows.len() - first);
-        let window = flows.window(first, count)?;
-        for at in 0..count {
-            if let Some(flow) = whole(&window, at) {
-                each(first + at, &flow);
-            }
-        }
-        first += count;
-    }
-    Ok(())
-}
-
 /// Reads the flow of one slot as it was at one moment; none where the slot is free, or changes its flow again and again.
 fn whole(window: &Window<Flow>, at: u32) -> Option<Flow> {
     const VERSION: usize = std::mem::offset_of!(Flow, version);
@@ -250,7 +246,7 @@ fn whole(window: &Window<Flow>, at: u32) -> Option<Flow> {
     let version = unsafe { AtomicU32::from_ptr(window.element(at).cast::<u8>().add(VERSION).cast()) };
     for _ in 0..ATTEMPTS {
         let before = version.load(Ordering::Acquire);
-        match before & 3 {
+        match state_of(before) {
             state::FREE => return None,
             state::BUSY => continue,
             _ => {}
@@ -259,7 +255,7 @@ fn whole(window: &Window<Flow>, at: u32) -> Option<Flow> {
         fence(Ordering::Acquire);
         let after = version.load(Ordering::Relaxed);
         // Between two states of one flow nothing moves that names it.
-        if before >> 2 == after >> 2 && after & 3 != state::BUSY {
+        if serial_of(before) == serial_of(after) && state_of(after) != state::BUSY {
             return Some(flow);
         }
     }

@@ -14,7 +14,7 @@ use crate::{
 /// Whether no connection is open that will count its end for this backend.
 pub fn is_backend_idle(counters: &BackendCounters) -> bool {
     let idle = |tally: Tally| tally.established <= tally.closed;
-    counters.established <= counters.closed && idle(counters.direct) && idle(counters.outside)
+    idle(counters.inside) && idle(counters.direct) && idle(counters.outside)
 }
 
 /// Whether no connection is open that will count its end for this Service.

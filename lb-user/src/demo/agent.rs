@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeSet,
-    env, fs,
+    fs,
     io::{Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     path::{Path, PathBuf},
@@ -23,7 +23,7 @@ use crate::{
     control,
     interrupt::Interrupts,
     lab::{
-        Child, ChildCgroup, Netns,
+        Child, ChildCgroup, Netns, child,
         manifest::{Endpoint, Folder, Service},
         mounts::BpfFs,
     },
@@ -97,10 +97,7 @@ impl<'a> Agent<'a> {
         command.arg("--bpffs").arg(&self.pins);
         command.arg("--socket").arg(&self.socket);
         command.args(["--metrics-address", &METRICS.to_string()]);
-        // The demo's agent is what its flags say, whatever the caller's own agent is configured to be.
-        for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("EVENKEEL_")) {
-            command.env_remove(name);
-        }
+        child::forget_configuration(&mut command);
         self.netns.place(&mut command);
         self.group.place(&mut command)?;
         let child = self

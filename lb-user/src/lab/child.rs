@@ -1,6 +1,7 @@
 //! Child processes whose output goes to a file and who never outlive their starter.
 
 use std::{
+    env,
     fs::File,
     io,
     os::unix::process::CommandExt,
@@ -17,6 +18,13 @@ use nix::{
 };
 
 use super::{Doing, Result};
+
+/// Has a command of this program do what its flags say, whatever the caller's own agent is configured to be.
+pub fn forget_configuration(command: &mut Command) {
+    for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("EVENKEEL_")) {
+        command.env_remove(name);
+    }
+}
 
 /// A running program; dropping it kills and reaps it.
 #[derive(Debug)]

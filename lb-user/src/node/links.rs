@@ -29,8 +29,8 @@ const NEWLINK: u16 = 16;
 const GETLINK: u16 = 18;
 const NEWADDR: u16 = 20;
 const GETADDR: u16 = 22;
-const NEWROUTE: u16 = 24;
-const GETROUTE: u16 = 26;
+pub(super) const NEWROUTE: u16 = 24;
+pub(super) const GETROUTE: u16 = 26;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MASTER: u16 = 10;
 const IFLA_LINKINFO: u16 = 18;
@@ -38,7 +38,7 @@ const INFO_KIND: u16 = 1;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
-const RTA_OIF: u16 = 4;
+pub(super) const RTA_OIF: u16 = 4;
 const RTA_MULTIPATH: u16 = 9;
 const RTA_TABLE: u16 = 15;
 /// `struct ifinfomsg`.
@@ -46,7 +46,7 @@ const LINK_HEADER: usize = 16;
 /// `struct ifaddrmsg`.
 const ADDRESS_HEADER: usize = 8;
 /// `struct rtmsg`.
-const ROUTE_HEADER: usize = 12;
+pub(super) const ROUTE_HEADER: usize = 12;
 /// `struct rtnexthop`.
 const NEXT_HOP_HEADER: usize = 8;
 const SCOPE_UNIVERSE: u8 = 0;

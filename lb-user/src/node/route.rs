@@ -4,16 +4,14 @@
 
 use std::{io, net::IpAddr};
 
-use super::{Error, Result};
+use super::{
+    Error, Result,
+    links::{GETROUTE, NEWROUTE, ROUTE_HEADER, RTA_OIF},
+};
 use crate::netlink::{Part, ask, broken, native, push};
 
 // Numbers of linux/rtnetlink.h.
-const NEWROUTE: u16 = 24;
-const GETROUTE: u16 = 26;
 const RTA_DST: u16 = 1;
-const RTA_OIF: u16 = 4;
-/// `struct rtmsg`.
-const HEADER: usize = 12;
 const ROUTE_LOCAL: u8 = 2;
 
 /// The way to an address.
@@ -53,7 +51,7 @@ fn request(address: IpAddr) -> Vec<u8> {
         IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
         IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
     };
-    let mut message = vec![0; HEADER];
+    let mut message = vec![0; ROUTE_HEADER];
     message[0] = family as u8;
     message[1] = octets.len() as u8 * 8;
     push(&mut message, RTA_DST, &octets);
@@ -61,7 +59,7 @@ fn request(address: IpAddr) -> Vec<u8> {
 }
 
 fn way(payload: &[u8]) -> io::Result<Way> {
-    let list = payload.get(HEADER..).ok_or_else(broken)?;
+    let list = payload.get(ROUTE_HEADER..).ok_or_else(broken)?;
     Ok(match (payload[7], native(list, RTA_OIF)) {
         (ROUTE_LOCAL, _) => Way::Local,
         (_, Some(index)) => Way::By(index),
@@ -76,16 +74,16 @@ mod tests {
     #[test]
     fn a_request_names_one_address() {
         let v4 = request("192.0.2.1".parse().expect("an address"));
-        assert_eq!((v4.len(), v4[0], v4[1]), (HEADER + 8, libc::AF_INET as u8, 32));
-        assert_eq!(v4[HEADER..], [[8, 0, 1, 0], [192, 0, 2, 1]].concat());
+        assert_eq!((v4.len(), v4[0], v4[1]), (ROUTE_HEADER + 8, libc::AF_INET as u8, 32));
+        assert_eq!(v4[ROUTE_HEADER..], [[8, 0, 1, 0], [192, 0, 2, 1]].concat());
         let v6 = request("2001:db8::1".parse().expect("an address"));
-        assert_eq!((v6.len(), v6[0], v6[1]), (HEADER + 20, libc::AF_INET6 as u8, 128));
+        assert_eq!((v6.len(), v6[0], v6[1]), (ROUTE_HEADER + 20, libc::AF_INET6 as u8, 128));
     }
 
     #[test]
     fn an_answer_names_an_interface_or_the_node_itself() {
         let answer = |kind: u8, index: Option<u32>| {
-            let mut message = vec![0; HEADER];
+            let mut message = vec![0; ROUTE_HEADER];
             message[7] = kind;
             if let Some(index) = index {
                 push(&mut message, RTA_OIF, &index.to_ne_bytes());

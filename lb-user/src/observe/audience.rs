@@ -60,7 +60,7 @@ impl Audience {
     pub fn of(self, counters: &BackendCounters) -> Tally {
         let mut sum = Tally::default();
         if self.inside {
-            add(&mut sum, &inside(counters));
+            add(&mut sum, &counters.inside);
         }
         if self.outside {
             add(&mut sum, &counters.outside);
@@ -77,15 +77,6 @@ pub fn total(counters: &BackendCounters) -> Tally {
 /// The connections of a tally that are open, once those that fell silent are settled (see [`super::flows::Silent`]).
 pub fn open(tally: &Tally) -> u64 {
     tally.established.saturating_sub(tally.closed)
-}
-
-fn inside(counters: &BackendCounters) -> Tally {
-    Tally {
-        connects: counters.connects,
-        established: counters.established,
-        failed: counters.failed,
-        closed: counters.closed,
-    }
 }
 
 fn add(sum: &mut Tally, other: &Tally) {
@@ -267,9 +258,12 @@ mod tests {
     #[test]
     fn a_backend_is_counted_for_whom_it_serves() {
         let counters = BackendCounters {
-            connects: 10,
-            established: 8,
-            closed: 3,
+            inside: Tally {
+                connects: 10,
+                established: 8,
+                closed: 3,
+                ..Tally::default()
+            },
             outside: Tally {
                 connects: 7,
                 established: 6,

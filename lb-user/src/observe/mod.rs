@@ -147,7 +147,7 @@ impl Observation {
         }
         let client = Client {
             netns: record.netns_cookie,
-            address: octets(record.client),
+            address: record.client.octets(),
         };
         self.house(&client);
         let outside = record.marks & mark::OUTSIDE != 0;
@@ -171,7 +171,7 @@ impl Observation {
                 .push(service, client, client_port, backend, record.start_ns);
         }
         let destination = Destination {
-            address: octets(record.vip),
+            address: record.vip.octets(),
             port: record.vip_port.get(),
             protocol: record.proto,
         };
@@ -247,8 +247,8 @@ impl Observation {
                 end_ns: passage.end_ns,
                 tuple: ClientTuple {
                     netns: 0,
-                    client: octets(client.ip().into()),
-                    vip: octets(server.ip().into()),
+                    client: Addr::from(client.ip()).octets(),
+                    vip: Addr::from(server.ip()).octets(),
                     client_port: client.port(),
                     vip_port: server.port(),
                     protocol: record.proto,
@@ -546,15 +546,6 @@ pub fn wall(at_ns: u64) -> Timestamp {
 /// An address from its 16 bytes, IPv4 unmapped.
 pub fn address(octets: [u8; 16]) -> IpAddr {
     IpAddr::from(octets).to_canonical()
-}
-
-/// The 16 bytes of an address, IPv4 mapped.
-pub fn octets(addr: Addr) -> [u8; 16] {
-    let mut octets = [0; 16];
-    for (chunk, word) in octets.chunks_exact_mut(4).zip(addr.words) {
-        chunk.copy_from_slice(&word.to_ne_bytes());
-    }
-    octets
 }
 
 /// Now, by the clock that records carry (`CLOCK_MONOTONIC`, nanoseconds).

@@ -566,6 +566,7 @@ fn counters_of_ids_in_use_go_on() {
         .backend_counters
         .entry(backend)
         .or_default()
+        .inside
         .established = 7;
     reconciler.kernel_mut().service_counters.entry(id).or_default().connects = 7;
     reconciler.kernel_mut().backends[backend as usize].state = state::VACANT;
@@ -580,7 +581,7 @@ fn counters_of_ids_in_use_go_on() {
             break;
         }
         assert_eq!(
-            reconciler.kernel().backend_counters[&backend].established,
+            reconciler.kernel().backend_counters[&backend].inside.established,
             7,
             "write {n}"
         );

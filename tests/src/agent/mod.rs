@@ -23,7 +23,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use lb_common::abi::ABI_VERSION;
 use lb_user::lab::{
-    Child, ChildCgroup, Netns, Server,
+    Child, ChildCgroup, Netns, Server, child,
     client::{self, Attempt, Failure, Load, Way},
     link, manifest,
     server::Manner,
@@ -291,10 +291,7 @@ impl Node {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(binary());
         command.args(arguments);
-        // The agent is what its flags say, whatever the caller's own agent is configured to be.
-        for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("EVENKEEL_")) {
-            command.env_remove(name);
-        }
+        child::forget_configuration(&mut command);
         command.env("EVENKEEL_SOCKET", self.socket());
         self.netns.place(&mut command);
         command

@@ -18,7 +18,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use lb_common::maps as names;
 use lb_user::lab::{
-    Child, Netns,
+    Child, Netns, child,
     manifest::{Endpoint, Folder, Service},
     mounts::BpfFs,
 };
@@ -73,9 +73,7 @@ fn run(bench: &Bench) -> Result<Vec<Metric>> {
     command.arg("--bpffs").arg(bpf.folder("bench")?);
     command.arg("--socket").arg(folder.path().join("agent.sock"));
     command.args(["--metrics-address", &METRICS.to_string()]);
-    for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("EVENKEEL_")) {
-        command.env_remove(name);
-    }
+    child::forget_configuration(&mut command);
     netns.place(&mut command);
     cgroup.place(&mut command)?;
     let log = folder.path().join("agent.log");

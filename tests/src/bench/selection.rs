@@ -41,7 +41,7 @@ pub(super) fn measure(bench: &mut Bench) -> Result<()> {
                 dial_from_all(&place, &population, n as u32, connections)?;
                 let mut counts = Vec::new();
                 for (id, _) in &service.backends {
-                    counts.push((1, datapath.kernel.backend_counter(*id)?.connects));
+                    counts.push((1, datapath.kernel.backend_counter(*id)?.inside.connects));
                 }
                 let judged = imbalance::by_weight(counts);
                 ensure!(

@@ -7,7 +7,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, OwnedFd},
 };
 
-use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_insn, bpf_map_type, bpf_prog_type};
+use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_insn, bpf_map_type, bpf_prog_type};
 
 use super::{bpf, owned, zeroed};
 
@@ -49,14 +49,22 @@ pub fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> bpf_insn {
 
 /// Loads a sock_ops program.
 pub fn load_sock_ops(instructions: &[bpf_insn]) -> io::Result<OwnedFd> {
+    load(
+        instructions,
+        bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS,
+        Some(bpf_attach_type::BPF_CGROUP_SOCK_OPS),
+    )
+}
+
+fn load(instructions: &[bpf_insn], kind: bpf_prog_type, attach: Option<bpf_attach_type>) -> io::Result<OwnedFd> {
     let mut attr = zeroed();
     // SAFETY: as above.
     let load = unsafe { &mut attr.__bindgen_anon_3 };
-    load.prog_type = bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS as u32;
+    load.prog_type = kind as u32;
     load.insns = instructions.as_ptr() as u64;
     load.insn_cnt = instructions.len() as u32;
     load.license = c"GPL".as_ptr() as u64;
-    load.expected_attach_type = bpf_attach_type::BPF_CGROUP_SOCK_OPS as u32;
+    load.expected_attach_type = attach.map_or(0, |attach| attach as u32);
     bpf(bpf_cmd::BPF_PROG_LOAD, &mut attr).map(owned)
 }
 
@@ -71,14 +79,7 @@ pub fn attach_sock_ops(program: &OwnedFd, cgroup: impl AsFd) -> io::Result<Owned
 
 /// Loads a packet program.
 pub fn load_classifier(instructions: &[bpf_insn]) -> io::Result<OwnedFd> {
-    let mut attr = zeroed();
-    // SAFETY: as above.
-    let load = unsafe { &mut attr.__bindgen_anon_3 };
-    load.prog_type = bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS as u32;
-    load.insns = instructions.as_ptr() as u64;
-    load.insn_cnt = instructions.len() as u32;
-    load.license = c"GPL".as_ptr() as u64;
-    bpf(bpf_cmd::BPF_PROG_LOAD, &mut attr).map(owned)
+    load(instructions, bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, None)
 }
 
 /// Runs a packet program on one packet of a device several times over; returns nanoseconds a run.
@@ -86,16 +87,22 @@ pub fn load_classifier(instructions: &[bpf_insn]) -> io::Result<OwnedFd> {
 /// The packet is not made anew between the runs: each gets what the last one left.
 pub fn time_on_device(program: impl AsFd, packet: &[u8], ifindex: u32, repeat: u32) -> io::Result<u32> {
     let context = context_of(ifindex);
+    let mut attr = test_of(&program, packet, &context);
+    attr.test.repeat = repeat;
+    bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr)?;
+    // SAFETY: the command has written the duration.
+    Ok(unsafe { attr.test.duration })
+}
+
+/// A run of a program on a packet in a context, both of which must outlive it.
+fn test_of(program: &impl AsFd, packet: &[u8], context: &[u8]) -> bpf_attr {
     let mut attr = zeroed();
     attr.test.prog_fd = program.as_fd().as_raw_fd() as u32;
     attr.test.data_in = packet.as_ptr() as u64;
     attr.test.data_size_in = packet.len() as u32;
     attr.test.ctx_in = context.as_ptr() as u64;
     attr.test.ctx_size_in = context.len() as u32;
-    attr.test.repeat = repeat;
-    bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr)?;
-    // SAFETY: the command has written the duration.
-    Ok(unsafe { attr.test.duration })
+    attr
 }
 
 /// A `struct __sk_buff` up to its `cb`, with a device; the kernel takes a shorter context.
@@ -131,14 +138,9 @@ pub fn run_on_summed(program: impl AsFd, packet: &[u8], ifindex: u32) -> io::Res
 fn run_flagged(program: impl AsFd, packet: &[u8], ifindex: u32, flags: u32) -> io::Result<(i32, Vec<u8>)> {
     let context = context_of(ifindex);
     let mut out = vec![0u8; packet.len() + 256];
-    let mut attr = zeroed();
-    attr.test.prog_fd = program.as_fd().as_raw_fd() as u32;
-    attr.test.data_in = packet.as_ptr() as u64;
-    attr.test.data_size_in = packet.len() as u32;
+    let mut attr = test_of(&program, packet, &context);
     attr.test.data_out = out.as_mut_ptr() as u64;
     attr.test.data_size_out = out.len() as u32;
-    attr.test.ctx_in = context.as_ptr() as u64;
-    attr.test.ctx_size_in = context.len() as u32;
     attr.test.flags = flags;
     bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr)?;
     // SAFETY: the command has written these integers.

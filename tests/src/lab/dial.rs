@@ -16,17 +16,16 @@ use anyhow::{Context, Result, bail};
 use lb_user::lab::Netns;
 use nix::{
     errno::Errno,
-    libc,
     sys::{
         socket::{
             AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket,
-            sockopt::{Linger, ReuseAddr, SendTimeout},
+            sockopt::{ReuseAddr, SendTimeout},
         },
         time::{TimeVal, TimeValLike},
     },
 };
 
-use super::serve::{Met, discover_path};
+use super::serve::{Met, discover_path, reset_on_close};
 use crate::{agent::Page, runner::in_guest};
 
 /// How an attempt failed.
@@ -297,15 +296,7 @@ impl Talk {
     /// # Errors
     /// The kernel's.
     pub fn reset(self) -> Result<(), Failure> {
-        setsockopt(
-            &self.stream,
-            Linger,
-            &libc::linger {
-                l_onoff: 1,
-                l_linger: 0,
-            },
-        )?;
-        Ok(())
+        Ok(reset_on_close(&self.stream)?)
     }
 
     /// Has the server close first, and closes too: no TIME_WAIT is here, and the source port may be used again at once.

@@ -4,14 +4,14 @@
 //! dropping the node kills the agent and takes its pins and its cgroup with it.
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     process::{self, Command},
     sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
 };
 
 use anyhow::{Context, Result};
-use lb_user::lab::{ChildCgroup, Netns};
+use lb_user::lab::{ChildCgroup, Netns, child};
 
 use super::plan::{self, Family};
 use crate::{
@@ -137,9 +137,7 @@ impl LabNode {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(binary());
         command.args(arguments);
-        for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("EVENKEEL_")) {
-            command.env_remove(name);
-        }
+        child::forget_configuration(&mut command);
         command.env("EVENKEEL_SOCKET", self.socket());
         self.netns.place(&mut command);
         command

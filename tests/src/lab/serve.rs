@@ -1,14 +1,15 @@
 //! What pods of the lab serve: their name, and whom they see.
 //!
 //! A connection is greeted with one line, `NAME OWN-ADDRESS PEER-ADDRESS`, and what it sends comes back until it closes;
-//! the line `reset` is answered with a reset, `close` with an end, so that the TIME_WAIT is the server's. A datagram is answered with the same line and its own length, made longer
-//! where it asks for it (`reply N`). So a client knows which pod it met and whether its source was kept. All servers of a
-//! process run on one thread; the invariant: a server's sockets are closed when it is dropped.
+//! the line `reset` is answered with a reset, `close` with an end, so that the TIME_WAIT is the server's. A datagram is
+//! answered with the same line and its own length, made longer where it asks for it (`reply N`). So a client knows which pod
+//! it met and whether its source was kept. All servers of a process run on one thread; the invariant: a server's sockets are
+//! closed when it is dropped.
 
 use std::{
     io,
     net::SocketAddr,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -188,14 +189,7 @@ async fn converse(mut stream: TcpStream, peer: SocketAddr, name: &str) -> io::Re
             return Ok(());
         }
         if said == b"reset\n" {
-            setsockopt(
-                &stream,
-                Linger,
-                &libc::linger {
-                    l_onoff: 1,
-                    l_linger: 0,
-                },
-            )?;
+            reset_on_close(&stream)?;
             return Ok(());
         }
         if said == b"close\n" {
@@ -203,6 +197,18 @@ async fn converse(mut stream: TcpStream, peer: SocketAddr, name: &str) -> io::Re
         }
         stream.write_all(said).await?;
     }
+}
+
+/// Has a connection end by a reset once it is closed.
+pub(super) fn reset_on_close(stream: &impl AsFd) -> nix::Result<()> {
+    setsockopt(
+        stream,
+        Linger,
+        &libc::linger {
+            l_onoff: 1,
+            l_linger: 0,
+        },
+    )
 }
 
 async fn answer(socket: UdpSocket, name: String, received: Arc<AtomicU64>) {

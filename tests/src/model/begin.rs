@@ -143,8 +143,7 @@ impl Model {
             match self.holder(step, chosen) {
                 Holder::Nobody => {
                     if front.affinity_seconds != 0 && remembered.is_none() {
-                        let now = self.monotonic(step);
-                        self.affinity.insert((step.src().ip(), set), (chosen, now));
+                        self.remember(step, set, chosen);
                     }
                     return Choice::Backend(chosen);
                 }
@@ -182,8 +181,14 @@ impl Model {
         if now.wrapping_sub(last) >= timeout || !is_member(&self.rules, id) || !active {
             return None;
         }
-        self.affinity.insert((step.parsed.src, set), (id, now));
+        self.remember(step, set, id);
         Some(id)
+    }
+
+    fn remember(&mut self, step: Step<'_>, set: u32, id: u32) {
+        let client = (step.parsed.src, set);
+        self.affinity.insert(client, (id, self.monotonic(step)));
+        self.remembered.push(client);
     }
 
     fn end_of(&self, id: u32) -> SocketAddr {

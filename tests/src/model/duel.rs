@@ -19,8 +19,6 @@ use crate::{
     plane::{Device, Hook, Plane, Rules, Verdict, end},
 };
 
-/// How late the clock's last tick may be, with room for slow machines.
-const TICK_NS: u64 = 100_000_000;
 
 /// Something that the programs and the model do not agree on.
 #[derive(Clone, Debug)]
@@ -45,17 +43,35 @@ pub struct Duel {
     packets: BTreeMap<u32, u64>,
 }
 
-/// When a step began and ended, by the flow clock.
+/// What the programs did with a packet.
+struct Seen {
+    verdict: Verdict,
+    out: Vec<u8>,
+    records: Vec<ConnRecord>,
+    /// By the monotonic clock.
+    span: Span,
+}
+
+/// When a step began and ended.
 #[derive(Clone, Copy)]
 struct Span {
-    begin: u64,
+    /// The clock's last tick before the step: programs that read the coarse clock are as late as that.
+    tick: u64,
     end: u64,
 }
 
 impl Span {
     /// Whether a time that the program noted is one of the step, or of the tick before.
     fn holds(self, time: u64) -> bool {
-        (self.begin.saturating_sub(TICK_NS)..=self.end).contains(&time)
+        (self.tick..=self.end).contains(&time)
+    }
+
+    /// By a clock that is so much ahead.
+    fn later(self, offset: u64) -> Self {
+        Self {
+            tick: self.tick.wrapping_add(offset),
+            end: self.end.wrapping_add(offset),
+        }
     }
 }
 
@@ -85,37 +101,55 @@ impl Duel {
 
     /// Runs a packet through both, and compares all that it touched but counters.
     pub fn step(&mut self, hook: Hook, device: Device, bytes: &[u8]) -> Result<(Verdict, Vec<u8>)> {
+        let tick = coarse_ns();
         let begin = monotonic_ns();
         let (verdict, out) = self.plane.run(hook, device, bytes)?;
-        let offset = self.model.settings.clock_offset_ns;
-        let span = Span {
-            begin: begin.wrapping_add(offset),
-            end: monotonic_ns().wrapping_add(offset),
-        };
+        let end = monotonic_ns();
         *self.packets.entry(hook.number()).or_default() += 1;
-        let index = self.plane.index(device);
-        let plane = &self.plane;
-        let wanted = self
-            .model
-            .run(hook, index, bytes, begin, &|slot| plane.flow(slot).source_port.get());
-        let outcome = (verdict, out);
-        let compared = wanted.and_then(|wanted| self.compare_step(&outcome, &wanted, span));
-        compared.map_err(|why| {
+        let seen = Seen {
+            verdict,
+            out,
+            records: self.plane.records()?,
+            span: Span { tick, end },
+        };
+        let before = self.model.clone();
+        let mut judged = self.judge(hook, device, bytes, &seen, begin);
+        // Where a limit of time lies within the step, the programs may have read the clock on the other side of it.
+        for now in [tick, end] {
+            if judged.is_err() {
+                let model = std::mem::replace(&mut self.model, before.clone());
+                if self.judge(hook, device, bytes, &seen, now).is_ok() {
+                    judged = Ok(());
+                } else {
+                    self.model = model;
+                }
+            }
+        }
+        judged.map_err(|why| {
             Difference(format!(
                 "{hook:?} on {device:?}: {why}\n     in {}{}",
                 tell(bytes, false),
                 hex(bytes)
             ))
         })?;
-        Ok(outcome)
+        Ok((seen.verdict, seen.out))
     }
 
-    fn compare_step(
-        &mut self,
-        (verdict, out): &(Verdict, Vec<u8>),
-        wanted: &super::Outcome,
-        span: Span,
-    ) -> Result<(), String> {
+    /// Runs a packet through the model as of a time, and compares what it comes to with what the programs did.
+    fn judge(&mut self, hook: Hook, device: Device, bytes: &[u8], seen: &Seen, now: u64) -> Result<(), String> {
+        let plane = &self.plane;
+        let index = plane.index(device);
+        let wanted = self
+            .model
+            .run(hook, index, bytes, now, &|slot| plane.flow(slot).source_port.get())?;
+        self.compare_step(seen, &wanted)
+    }
+
+    fn compare_step(&mut self, seen: &Seen, wanted: &super::Outcome) -> Result<(), String> {
+        let Seen {
+            verdict, out, records, ..
+        } = seen;
+        let span = seen.span.later(self.model.settings.clock_offset_ns);
         if *verdict != wanted.verdict || (*verdict != Verdict::Drop && !same(out, &wanted.packet, false)) {
             return Err(format!(
                 "\n  model {:?} {}{}\nprogram {verdict:?} {}{}",
@@ -134,15 +168,23 @@ impl Duel {
                 return Err(format!("slot {slot}\n  model {flow:?}\nprogram {found:?}"));
             }
         }
-        let written = self.plane.records().map_err(|error| error.to_string())?;
-        let mut records = std::mem::take(&mut self.model.records);
-        for (record, written) in records.iter_mut().zip(&written) {
+        let mut foretold = std::mem::take(&mut self.model.records);
+        for (record, written) in foretold.iter_mut().zip(records) {
             if span.holds(written.end_ns) {
                 record.end_ns = written.end_ns;
             }
         }
-        if records != written {
-            return Err(format!("records\n  model {records:#?}\nprogram {written:#?}"));
+        if foretold != *records {
+            return Err(format!("records\n  model {foretold:#?}\nprogram {records:#?}"));
+        }
+        for client in std::mem::take(&mut self.model.remembered) {
+            let found = self.plane.affinity(client).map_err(|error| error.to_string())?;
+            let memory = self.model.affinity.get_mut(&client);
+            if let (Some(found), Some(memory)) = (found, memory)
+                && seen.span.holds(found.last_ns)
+            {
+                memory.1 = found.last_ns;
+            }
         }
         Ok(())
     }
@@ -274,7 +316,7 @@ fn take_times(flow: &mut Flow, found: &Flow, before: &Flow, span: Span) {
     } else if flow.seen_ns != found.seen_ns {
         // At the edge of a step of the time last seen, it depends on the tick whether it is written.
         let silent = span.end.saturating_sub(before.seen_ns);
-        let edge = SEEN_STEP_NS - TICK_NS..=SEEN_STEP_NS + 2 * TICK_NS + (span.end - span.begin);
+        let edge = SEEN_STEP_NS..=SEEN_STEP_NS + (span.end - span.tick);
         if edge.contains(&silent) && (found.seen_ns == before.seen_ns || span.holds(found.seen_ns)) {
             flow.seen_ns = found.seen_ns;
         }
@@ -300,3 +342,10 @@ fn plain((key, entry): (&TupleKey, &TupleEntry)) -> (Pair, Lead) {
 
 /// Records are compared whole; this is here so that a new field is not forgotten.
 const _: () = assert!(size_of::<ConnRecord>() == 88);
+
+/// The clock's last tick, nanoseconds (`CLOCK_MONOTONIC_COARSE`): what `bpf_ktime_get_coarse_ns` reads.
+fn coarse_ns() -> u64 {
+    use nix::time::{ClockId, clock_gettime};
+    clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE)
+        .map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}

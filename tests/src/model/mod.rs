@@ -103,6 +103,8 @@ pub struct Model {
     pub hand: u64,
     /// Client and set: the backend, and when it was chosen by the monotonic clock.
     pub affinity: HashMap<(IpAddr, u32), (u32, u64)>,
+    /// The memories that the last packet renewed.
+    pub remembered: Vec<(IpAddr, u32)>,
     /// Datagrams of which the first fragment was seen: its ports.
     pub fragments: HashMap<(IpAddr, IpAddr, u32, u8), (u16, u16)>,
     /// Hook and action: how often.
@@ -194,6 +196,7 @@ impl Model {
         port_of: &dyn Fn(u32) -> u16,
     ) -> Result<Outcome, String> {
         self.touched.clear();
+        self.remembered.clear();
         let parsed = ethernet(bytes);
         let step = Step {
             hook,

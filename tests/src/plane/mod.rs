@@ -433,6 +433,15 @@ impl Plane {
         Ok(self.loaded().affinity.iter().collect::<Result<_, _>>()?)
     }
 
+    /// What is remembered of a client of a set.
+    pub fn affinity(&self, (client, set_id): (IpAddr, u32)) -> Result<Option<Affinity>> {
+        match self.loaded().affinity.get(&AffinityKey::outside(client.into(), set_id), 0) {
+            Ok(memory) => Ok(Some(memory)),
+            Err(aya::maps::MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Lets the remembered clients grow older. Their memory is dated by the monotonic clock, which nobody can move.
     pub fn age_affinities(&mut self, nanoseconds: u64) -> Result<()> {
         for (key, mut memory) in self.affinities()? {
@@ -505,10 +514,7 @@ impl Plane {
             closed: now.closed - before.closed,
         };
         BackendCounters {
-            connects: now.connects - before.connects,
-            established: now.established - before.established,
-            failed: now.failed - before.failed,
-            closed: now.closed - before.closed,
+            inside: tally(now.inside, before.inside),
             direct: tally(now.direct, before.direct),
             outside: tally(now.outside, before.outside),
         }

@@ -14,7 +14,7 @@ use lb_user::{
     control,
     datapath::load::REWRITING,
     lab::{
-        self, Child, ChildCgroup, Netns,
+        self, Child, ChildCgroup, Netns, child,
         manifest::{Endpoint, Folder, Service},
         mounts::BpfFs,
     },
@@ -73,9 +73,7 @@ impl Agent {
         command.arg("--bpffs").arg(bpf.path());
         command.args(["--pin-name", &format!("story-{mode:?}").to_lowercase()]);
         command.arg("--socket").arg(&socket);
-        for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("EVENKEEL_")) {
-            command.env_remove(name);
-        }
+        child::forget_configuration(&mut command);
         node.place(&mut command);
         group.place(&mut command)?;
         let log = folder.path().join("agent.log");

@@ -74,7 +74,7 @@ fn layouts() -> Vec<Layout> {
         Frontend { service_id, set_id, flags, affinity_seconds, outside_set_id, pad }
         SourceKey { service_id, addr }
         Backend { addr, port, proto, state, service_id, pad }
-        BackendCounters { connects, established, failed, closed, direct, outside }
+        BackendCounters { inside, direct, outside }
         EndpointKey { addr, port, proto, pad, service_id }
         Tally { connects, established, failed, closed }
         Passage { syn_ns }

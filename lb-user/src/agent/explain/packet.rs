@@ -13,7 +13,7 @@ use lb_common::{
     abi::TCP,
     addr::{Addr, Port},
     backend::{Backend, state},
-    flow::{Flow, TupleKey, flag as flow_flag, sent, side},
+    flow::{BACKEND_TRIES, Flow, TupleKey, flag as flow_flag, side},
     hash, select,
 };
 
@@ -29,9 +29,6 @@ use crate::{
         wording::numbers::{counted, seconds},
     },
 };
-
-/// Backends that the ingress program tries where the client talks to one already, from the same port, through another frontend.
-const TRIES: u32 = 3;
 
 /// The ends of a client's packets.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +73,7 @@ fn choose(
     remembered: Option<(u32, Backend)>,
     taken: impl Fn(&Backend) -> Result<bool, MapsError>,
 ) -> Result<Choice, MapsError> {
-    for tries in 1..=TRIES {
+    for tries in 1..=BACKEND_TRIES {
         let picked = || select::pick(tables, tables.set.word, tables.header(), hash).map(|pick| pick.backend);
         let Some((id, backend)) = remembered.filter(|_| tries == 1).or_else(picked) else {
             return Ok(Choice::Nobody);
@@ -256,9 +253,7 @@ impl<'a> Question<'a> {
             ));
             view.next.clone_from(&view.candidates);
         } else if flow.proto == TCP {
-            let ending = sent::FIN | sent::RST;
-            let repeatable =
-                backend_state == state::ACTIVE && !told.resumed && (flow.client_sent | flow.backend_sent) & ending == 0;
+            let repeatable = backend_state == state::ACTIVE && flow.repeats(flow.isn);
             view.steps.push(format!(
                 "{} ends this flow and is placed anew in the same packet{}",
                 if repeatable {

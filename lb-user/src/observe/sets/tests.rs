@@ -9,7 +9,10 @@ fn sample(backend: u32, connects: u64, direct: u64) -> Sample {
         backend,
         weight: 1,
         counters: BackendCounters {
-            connects,
+            inside: Tally {
+                connects,
+                ..Tally::default()
+            },
             direct: Tally {
                 connects: direct,
                 ..Tally::default()
@@ -226,9 +229,12 @@ fn external_local(second: u64) -> (Vec<Sample>, ServiceCounters) {
             ..Tally::default()
         };
         let counters = BackendCounters {
-            connects: 10 * second,
-            established: 10 * second,
-            closed: 10 * second,
+            inside: Tally {
+                connects: 10 * second,
+                established: 10 * second,
+                closed: 10 * second,
+                ..Tally::default()
+            },
             outside,
             ..BackendCounters::default()
         };
@@ -321,7 +327,7 @@ fn local_endpoints_that_come_and_go_do_not_keep_the_judge_from_judging() {
     let mut watch = Watch::default();
     let starving = |second: u64| {
         let (mut samples, service) = external_local(second);
-        samples[2].counters.connects = 0;
+        samples[2].counters.inside.connects = 0;
         (samples, service)
     };
     // Every ten seconds the Local set has all members, or lacks some again.

@@ -110,7 +110,7 @@ fn an_ejected_backend_is_passed_over_and_a_taken_one_tried_three_times() {
         let taken = HashSet::from([first]);
         match chosen(hash, &taken) {
             Choice::Backend { id, tries: at, .. } => {
-                assert!(id != first && id != 2 && (2..=TRIES).contains(&at));
+                assert!(id != first && id != 2 && (2..=BACKEND_TRIES).contains(&at));
                 tries.insert(at);
             }
             // All three hashes fell on the same one.
@@ -141,7 +141,7 @@ fn whom_affinity_remembers_comes_before_the_hash() {
         let is_taken = |backend: &Backend| Ok(backend.addr == remembered.1.addr && backend.port == remembered.1.port);
         match choose(&tables, hash::mix(key), Some(remembered), is_taken).expect("no map is read") {
             Choice::Backend { id, tries, .. } => {
-                assert!(id != remembered.0 && (2..=TRIES).contains(&tries));
+                assert!(id != remembered.0 && (2..=BACKEND_TRIES).contains(&tries));
                 elsewhere += 1;
             }
             Choice::Collision => collided += 1,
