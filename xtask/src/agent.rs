@@ -6,6 +6,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -73,13 +74,25 @@ pub(crate) fn lab(layout: &Layout, arguments: &[OsString]) -> Result<()> {
     let mut lab = Command::new(layout.target.join("debug/evenkeel-lab"));
     lab.env("EVENKEEL_BIN", layout.target.join("debug/evenkeel"));
     // `exec` finds the program under test by its name.
-    let mut path = OsString::from(layout.target.join("debug"));
-    if let Some(others) = env::var_os("PATH") {
-        path.push(":");
-        path.push(others);
-    }
-    lab.env("PATH", path);
+    lab.env("PATH", path_with(&layout.target.join("debug")));
     become_program(lab, arguments)
+}
+
+/// `cargo xtask kube`: replaces this process by the program of the lab with a real control plane.
+pub(crate) fn kube(layout: &Layout, arguments: &[OsString]) -> Result<()> {
+    need_root(
+        "kube",
+        "cargo build -p lb-user -p lb-tests --bins` and then `sudo target/debug/evenkeel-kube",
+    )?;
+    setup::require(layout, &[Group::Build, Group::Sockets, Group::ControlPlane])?;
+    build(layout, &["lb-user", "lb-tests"], false)?;
+    let mut kube = Command::new(layout.target.join("debug/evenkeel-kube"));
+    kube.env("EVENKEEL_BIN", layout.target.join("debug/evenkeel"));
+    kube.env("PATH", path_with(&layout.target.join("debug")));
+    if let Some(folder) = setup::find_control_plane(layout) {
+        kube.env("EVENKEEL_CONTROL_PLANE", folder);
+    }
+    become_program(kube, arguments)
 }
 
 /// `cargo xtask soak`: replaces this process by the soak, which measures and so runs optimised.
@@ -110,6 +123,15 @@ fn build(layout: &Layout, packages: &[&str], release: bool) -> Result<()> {
         }
         command::run(&mut build)
     })
+}
+
+fn path_with(first: &Path) -> OsString {
+    let mut path = OsString::from(first);
+    if let Some(others) = env::var_os("PATH") {
+        path.push(":");
+        path.push(others);
+    }
+    path
 }
 
 fn profile(release: bool) -> &'static str {

@@ -120,6 +120,20 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         arguments: Vec<OsString>,
     },
+    /// A real control plane with three lab nodes: API server, controllers, pods, agents (needs root, and Go once).
+    ///
+    /// `run` builds one of its own, runs every row of the contract, the behaviours of Kubernetes' own tests and schedules of
+    /// faults in it, prints tables and removes it; it exits with 1 if anything fails. `up` leaves one standing until `down`;
+    /// `status` tells what stands, `exec` runs a command in one of its places.
+    #[command(
+        after_help = "Examples:\n  cargo xtask kube run\n  cargo xtask kube run --json kube.json\n  cargo xtask kube up\n  \
+                      cargo xtask kube exec control -- kubectl get endpointslices -A\n  cargo xtask kube down"
+    )]
+    Kube {
+        /// Arguments of `evenkeel-kube`: up, down, status, run [--json FILE] [NAME..], exec PLACE -- COMMAND.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        arguments: Vec<OsString>,
+    },
     /// Reuse tuples at scale, and scan the flow table under load (needs root; some minutes).
     ///
     /// All arguments go to `evenkeel-lab soak`.
@@ -177,6 +191,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Fuzz { arguments } => agent::fuzz(&layout, &arguments)?,
         Task::Bench { arguments } => agent::bench(&layout, &arguments)?,
         Task::Lab { arguments } => agent::lab(&layout, &arguments)?,
+        Task::Kube { arguments } => agent::kube(&layout, &arguments)?,
         Task::Soak { arguments } => agent::soak(&layout, &arguments)?,
         Task::Bless => bless::command(&layout)?,
         Task::Ci => return ci::command(&layout),

@@ -70,8 +70,8 @@ fn run(verb: Verb) -> Result<ExitCode> {
             interrupt::catch()?;
             standing::up()?;
         }
-        Verb::Exec { place, command } => standing::exec(&place, &command)?,
-        Verb::Down => standing::down()?,
+        Verb::Exec { place, command } => standing::STANDING.exec(&place, &command)?,
+        Verb::Down => standing::STANDING.down()?,
         Verb::Hold => standing::hold()?,
         Verb::Run { json, rows } => return conclude(json, || report::run(&rows)),
         Verb::Soak { options, json } => return conclude(json, || soak::run(&options)),

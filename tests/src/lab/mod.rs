@@ -97,7 +97,7 @@ impl Lab {
         let nodes: Vec<LabNode> = (1..=plan::NODES)
             .map(|n| {
                 let netns = wires.node(n).clone();
-                LabNode::new(n, netns, folder.path(), manifests.path(), &agent_flags(n), sizes)
+                LabNode::new(n, netns, folder.path(), &agent_flags(n, &manifests), sizes)
             })
             .collect::<Result<_>>()?;
         let make = |node: u8, n: u8, joint| -> Result<Pod> {
@@ -326,14 +326,18 @@ impl Drop for Lab {
 }
 
 /// Says what could not be cleaned up where nobody can be told by a result.
-fn complain(what: &str, error: &dyn std::fmt::Display) {
+pub(crate) fn complain(what: &str, error: &dyn std::fmt::Display) {
     // Nobody to read it is no reason to stop.
     let _ = writeln!(io::stderr(), "{what}: {error}");
 }
 
 /// What the agent of a node is told besides where it is.
-fn agent_flags(node: u8) -> Vec<String> {
+fn agent_flags(node: u8, manifests: &Folder) -> Vec<String> {
     let mut flags = vec!["--uplink".to_owned(), "auto".to_owned()];
+    flags.extend(["--source".to_owned(), format!("dir:{}", manifests.path().display())]);
+    for family in Family::ALL {
+        flags.extend(["--node-address".to_owned(), plan::node(family, node).to_string()]);
+    }
     if node == 1 {
         flags.extend(["--guest-interface".to_owned(), topology::GUEST.to_owned()]);
     }

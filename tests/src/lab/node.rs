@@ -13,7 +13,6 @@ use std::{
 use anyhow::{Context, Result};
 use lb_user::lab::{ChildCgroup, Netns, child};
 
-use super::plan::{self, Family};
 use crate::{
     agent::{Agent, METRICS, binary},
     runner::in_guest,
@@ -52,9 +51,8 @@ pub struct LabNode {
     pub netns: Netns,
     cgroup: ChildCgroup,
     folder: PathBuf,
-    manifests: PathBuf,
     pin_name: String,
-    /// Further flags of its agent.
+    /// Further flags of its agent: where its Services come from, for one.
     flags: Vec<String>,
     sizes: Sizes,
     /// How far its flow clock is ahead, in seconds.
@@ -66,14 +64,7 @@ impl LabNode {
     ///
     /// # Errors
     /// Where the cgroup or a folder cannot be made.
-    pub fn new(
-        number: u8,
-        netns: Netns,
-        folder: &Path,
-        manifests: &Path,
-        flags: &[String],
-        sizes: Sizes,
-    ) -> Result<Self> {
+    pub fn new(number: u8, netns: Netns, folder: &Path, flags: &[String], sizes: Sizes) -> Result<Self> {
         let own = folder.join(format!("node{number}"));
         fs::create_dir_all(&own).with_context(|| format!("make {}", own.display()))?;
         Ok(Self {
@@ -82,7 +73,6 @@ impl LabNode {
             netns,
             cgroup: ChildCgroup::new(&format!("lab.node{number}"))?,
             folder: own,
-            manifests: manifests.to_owned(),
             pin_name: format!("lab{}-node{number}", process::id()),
             flags: flags.to_vec(),
             sizes,
@@ -162,7 +152,6 @@ impl LabNode {
         }
         let mut command = self.command(&["agent"]);
         command
-            .args(["--source", &format!("dir:{}", self.manifests.display())])
             .args(["--cgroup", &self.cgroup.path().display().to_string()])
             .args(["--bpffs", BPFFS, "--pin-name", &self.pin_name])
             .args(["--node-name", &self.name()])
@@ -173,9 +162,6 @@ impl LabNode {
             .args(["--max-flows", &self.sizes.flows.to_string()])
             .args(&self.flags)
             .args(flags);
-        for family in Family::ALL {
-            command.args(["--node-address", &plan::node(family, self.number).to_string()]);
-        }
         self.cgroup.place(&mut command)?;
         *agent = Some(Agent::start(
             &mut command,

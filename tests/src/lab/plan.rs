@@ -10,6 +10,8 @@ use std::{
 
 /// The port that pods serve on: TCP, and UDP that may be fragmented.
 pub const TARGET: u16 = 8080;
+/// A second TCP port that pods serve on.
+pub const TARGET_SECOND: u16 = 8082;
 /// The UDP port of pods whose answers must not be fragmented.
 pub const TARGET_DF: u16 = 8081;
 /// A port that no pod serves on.
@@ -103,6 +105,16 @@ pub fn transfer(family: Family, link: u8, end: u8) -> IpAddr {
         [10, 1, link, end],
         [0xfd00, 1, 0, u16::from(link), 0, 0, 0, u16::from(end)],
     )
+}
+
+/// The address of the control plane's machine.
+pub fn control(family: Family) -> IpAddr {
+    family.pick([10, 2, 0, 2], [0xfd00, 2, 0, 0, 0, 0, 0, 2])
+}
+
+/// The router's address towards the control plane.
+pub fn control_gateway(family: Family) -> IpAddr {
+    family.pick([10, 2, 0, 1], [0xfd00, 2, 0, 0, 0, 0, 0, 1])
 }
 
 /// The node's address on its uplink: its node address.

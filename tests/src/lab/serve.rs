@@ -32,7 +32,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::plan::{Family, TARGET, TARGET_DF};
+use super::plan::{Family, TARGET, TARGET_DF, TARGET_SECOND};
 
 /// The servers of one pod; dropping it closes their sockets.
 #[derive(Debug)]
@@ -59,18 +59,23 @@ impl Serving {
             let at = |port| SocketAddr::new(*address, port);
             let bound = netns.run(|| -> io::Result<_> {
                 Ok((
-                    bound(at(TARGET), SockType::Stream)?,
+                    [
+                        bound(at(TARGET), SockType::Stream)?,
+                        bound(at(TARGET_SECOND), SockType::Stream)?,
+                    ],
                     bound(at(TARGET), SockType::Datagram)?,
                     bound(at(TARGET_DF), SockType::Datagram)?,
                 ))
             })?;
-            let (stream, datagram, unfragmented) = bound.with_context(|| format!("serve on {address}"))?;
+            let (streams, datagram, unfragmented) = bound.with_context(|| format!("serve on {address}"))?;
             discover_path(&datagram, *address, false)?;
             discover_path(&unfragmented, *address, true)?;
             let _entered = runtime.enter();
-            let stream = TcpListener::from_std(stream.into())?;
-            let task = runtime.spawn(welcome(stream, name.to_owned(), Arc::clone(&serving.accepted)));
-            serving.tasks.push(task.abort_handle());
+            for stream in streams {
+                let stream = TcpListener::from_std(stream.into())?;
+                let task = runtime.spawn(welcome(stream, name.to_owned(), Arc::clone(&serving.accepted)));
+                serving.tasks.push(task.abort_handle());
+            }
             for socket in [datagram, unfragmented] {
                 let socket = UdpSocket::from_std(socket.into())?;
                 let task = runtime.spawn(answer(socket, name.to_owned(), Arc::clone(&serving.received)));

@@ -133,6 +133,39 @@ impl Wires {
         Ok(())
     }
 
+    /// Joins the control plane's machine with the router.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn join_control(&self, control: &Netns) -> Result<()> {
+        link::join((control, ETH), (&self.router, "control0"))?;
+        for family in Family::ALL {
+            let len = if family == Family::V4 { 24 } else { 64 };
+            link::add_address(control, ETH, plan::control(family), len)?;
+            link::add_address(&self.router, "control0", plan::control_gateway(family), len)?;
+            link::add_default_route(control, ETH, plan::control_gateway(family))?;
+        }
+        Ok(())
+    }
+
+    /// Joins a machine that has a node's addresses with the router, without a way back to those: it can ask, and is not dialled.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn join_shadow(&self, shadow: &Netns, node: u8) -> Result<()> {
+        let port = format!("shadow{node}");
+        link::join((shadow, UPLINK), (&self.router, &port))?;
+        for family in Family::ALL {
+            let len = if family == Family::V4 { 24 } else { 64 };
+            let (inner, outer) = (plan::transfer(family, 9, 1), plan::transfer(family, 9, 2));
+            link::add_address(&self.router, &port, inner, len)?;
+            link::add_address(shadow, UPLINK, outer, len)?;
+            link::add_address(shadow, "lo", plan::node(family, node), family.host_len())?;
+            link::add_default_route(shadow, UPLINK, inner)?;
+        }
+        Ok(())
+    }
+
     fn join_node(&self, node: u8) -> Result<()> {
         let netns = self.node(node);
         let port = router_port(node);

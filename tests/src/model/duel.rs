@@ -19,7 +19,6 @@ use crate::{
     plane::{Device, Hook, Plane, Rules, Verdict, end},
 };
 
-
 /// Something that the programs and the model do not agree on.
 #[derive(Clone, Debug)]
 pub struct Difference(pub String);

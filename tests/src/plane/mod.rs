@@ -435,7 +435,11 @@ impl Plane {
 
     /// What is remembered of a client of a set.
     pub fn affinity(&self, (client, set_id): (IpAddr, u32)) -> Result<Option<Affinity>> {
-        match self.loaded().affinity.get(&AffinityKey::outside(client.into(), set_id), 0) {
+        match self
+            .loaded()
+            .affinity
+            .get(&AffinityKey::outside(client.into(), set_id), 0)
+        {
             Ok(memory) => Ok(Some(memory)),
             Err(aya::maps::MapError::KeyNotFound) => Ok(None),
             Err(error) => Err(error.into()),

@@ -4,10 +4,12 @@
 //! changes nothing; system packages are installed only as root with apt; anything else goes into the user's own cache.
 
 mod apt;
+mod control_plane;
 mod kernels;
 mod needs;
 mod prometheus;
 
+pub(crate) use control_plane::find as find_control_plane;
 pub(crate) use kernels::{GuestKernel, KernelLine};
 pub(crate) use needs::Group;
 pub(crate) use prometheus::find as find_prometheus;
@@ -99,6 +101,7 @@ fn bring(layout: &Layout, groups: &[Group]) -> Vec<Need> {
                 Some(apt) => kernels::fetch(layout, apt, line),
                 None => Ok(()),
             },
+            Cure::ControlPlane => control_plane::build(layout),
             Cure::Prometheus => match apt.as_mut() {
                 Some(apt) => prometheus::fetch(layout, apt),
                 None => Ok(()),

@@ -7,6 +7,7 @@ use crate::command::succeeds;
 use crate::ebpf::{self, Llvm, Route};
 use crate::layout::{Layout, find_program};
 use crate::setup::cargo_deny;
+use crate::setup::control_plane;
 use crate::setup::kernels::{GuestKernel, KernelLine};
 use crate::setup::prometheus;
 
@@ -21,13 +22,22 @@ pub(crate) enum Group {
     Vm,
     /// To check rules and dashboard, and to ask a real Prometheus.
     Prometheus,
+    /// For tests and benches with a real control plane.
+    ControlPlane,
     /// For `cargo xtask lint`.
     Lint,
 }
 
 impl Group {
     /// All groups, in the order in which they are told.
-    pub(crate) const ALL: &[Self] = &[Self::Build, Self::Sockets, Self::Vm, Self::Prometheus, Self::Lint];
+    pub(crate) const ALL: &[Self] = &[
+        Self::Build,
+        Self::Sockets,
+        Self::Vm,
+        Self::Prometheus,
+        Self::ControlPlane,
+        Self::Lint,
+    ];
 
     /// The words after "Missing".
     pub(crate) fn purpose(self) -> &'static str {
@@ -36,6 +46,7 @@ impl Group {
             Self::Sockets => "for real-socket tests, the demo and the bench",
             Self::Vm => "for tests inside virtual machines",
             Self::Prometheus => "for tests with Prometheus",
+            Self::ControlPlane => "for tests with a real control plane",
             Self::Lint => "for lint",
         }
     }
@@ -70,6 +81,8 @@ pub(crate) enum Cure {
     Kernel(KernelLine),
     /// Download and unpack Prometheus.
     Prometheus,
+    /// Build etcd and Kubernetes.
+    ControlPlane,
 }
 
 /// A program, its packages and its group.
@@ -123,6 +136,9 @@ pub(crate) fn missing(layout: &Layout, groups: &[Group]) -> Vec<Need> {
             cure: Cure::Prometheus,
         });
     }
+    if groups.contains(&Group::ControlPlane) && control_plane::find(layout).is_none() {
+        needs.push(control_plane());
+    }
     if groups.contains(&Group::Lint) {
         lint_tools(layout, &mut needs);
     }
@@ -161,6 +177,27 @@ fn build_tools(layout: &Layout, needs: &mut Vec<Need>) {
             apt: &["llvm-22-dev", "zlib1g-dev", "libzstd-dev", "libxml2-dev"],
             cure: Cure::Linker,
         });
+    }
+}
+
+fn control_plane() -> Need {
+    let (name, how) = if control_plane::go().is_some() {
+        (
+            "etcd and Kubernetes",
+            "built by this task from tests/kube/go.mod, where modules can be downloaded",
+        )
+    } else {
+        (
+            "Go",
+            "install Go 1.26 or newer from https://go.dev/dl/ and put it on the PATH",
+        )
+    };
+    Need {
+        group: Group::ControlPlane,
+        name: name.to_owned(),
+        how: how.to_owned(),
+        apt: &[],
+        cure: Cure::ControlPlane,
     }
 }
 

@@ -108,7 +108,7 @@ pub(crate) fn command(layout: &Layout, options: &Options) -> Result<ExitCode> {
 fn lacking(layout: &Layout, places: &[Place]) -> Vec<String> {
     let guests = places.iter().any(|place| matches!(place, Place::Guest(_)));
     if places.contains(&Place::Here) {
-        setup::attempt(layout, &[Group::Sockets, Group::Prometheus]);
+        setup::attempt(layout, &[Group::Sockets, Group::Prometheus, Group::ControlPlane]);
     }
     if !guests {
         return Vec::new();
@@ -171,6 +171,9 @@ fn here(
             .env("EVENKEEL_BIN", &built.agent);
         if let Some(folder) = setup::find_prometheus(layout) {
             command.env("EVENKEEL_PROMETHEUS", folder);
+        }
+        if let Some(folder) = setup::find_control_plane(layout) {
+            command.env("EVENKEEL_CONTROL_PLANE", folder);
         }
         rows.push(run_here(&suite.name, command, &logs)?);
     }
