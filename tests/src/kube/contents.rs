@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt::{self, Write as _},
 };
 
 use anyhow::{Context, Result, bail};
@@ -79,7 +79,7 @@ impl Contents {
                     "outside" if value != "no" => set(value),
                     _ => value.to_owned(),
                 };
-                told.push_str(&format!(" {name}={value}"));
+                let _written = write!(told, " {name}={value}");
             }
             lines.insert(told);
         }
@@ -104,10 +104,11 @@ impl Contents {
             return None;
         }
         let only = |one: &Self, other: &Self, sign: char| -> String {
-            one.lines
-                .difference(&other.lines)
-                .map(|line| format!("{sign} {line}\n"))
-                .collect()
+            let mut told = String::new();
+            for line in one.lines.difference(&other.lines) {
+                let _written = writeln!(told, "{sign} {line}");
+            }
+            told
         };
         Some(only(self, other, '-') + &only(other, self, '+'))
     }

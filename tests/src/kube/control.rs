@@ -152,7 +152,7 @@ impl ControlPlane {
         let control = plan::control(Family::V4).to_string();
         let folder = self.folder.display();
         let flags = [
-            format!("--etcd-servers=http://127.0.0.1:2379"),
+            "--etcd-servers=http://127.0.0.1:2379".to_owned(),
             format!("--secure-port={PORT}"),
             format!("--advertise-address={control}"),
             format!("--service-cluster-ip-range={ranges}"),

@@ -65,7 +65,7 @@ impl Pki {
         params
             .subject_alt_names
             .extend(addresses.iter().map(|address| SanType::IpAddress(*address)));
-        self.issue("server", params)
+        self.issue("server", &params)
     }
 
     /// Issues a client's certificate, `NAME.crt` and `NAME.key`; an administrator may do everything.
@@ -75,10 +75,10 @@ impl Pki {
     pub fn issue_client(&self, name: &str, user: &str, administrator: bool) -> Result<()> {
         let mut params = named(user, administrator.then_some(ADMINISTRATORS));
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        self.issue(name, params)
+        self.issue(name, &params)
     }
 
-    fn issue(&self, name: &str, params: CertificateParams) -> Result<()> {
+    fn issue(&self, name: &str, params: &CertificateParams) -> Result<()> {
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.authority)?;
         // The key first: a reader that finds the new certificate finds its key.

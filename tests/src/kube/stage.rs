@@ -286,7 +286,8 @@ impl<'c> Stage<'c> {
         let name = format!("{}-{suffix}", self.name);
         metadata["name"] = json!(name);
         metadata["namespace"] = json!("default");
-        let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec});
+        let mut object = json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata});
+        object["spec"] = spec;
         self.made.borrow_mut().push(path_of(&object)?);
         let object = self
             .cluster
