@@ -126,7 +126,8 @@ impl Cluster {
     /// Where one does not become ready.
     pub fn start_agents(&self) -> Result<()> {
         self.nodes.iter().try_for_each(|node| node.launch())?;
-        self.nodes.iter().try_for_each(|node| node.wait_ready())
+        let ready = self.nodes.iter().try_for_each(|node| node.wait_ready());
+        ready.with_context(|| self.logs(12))
     }
 
     /// The API server, asked by an administrator.
@@ -251,11 +252,24 @@ impl Cluster {
         Contents::of(self.node(number))
     }
 
-    /// What a node's kernel would hold after a cold start now: an agent of the same node name, in a place of its own.
+    /// What a node's kernel would hold after a cold start now.
     ///
     /// # Errors
     /// Where that agent does not become ready.
     pub fn cold_contents(&self, number: u8) -> Result<Contents> {
+        let revision = self.mark()?;
+        self.beside(number, |cold| {
+            cold.start()?;
+            wait_for_mark(cold, revision)?;
+            Contents::of(cold)
+        })
+    }
+
+    /// Does something with a second machine of a node's name, in a place of its own; no agent runs on it yet.
+    ///
+    /// # Errors
+    /// Where it cannot be made.
+    pub fn beside<T>(&self, number: u8, work: impl FnOnce(&LabNode) -> Result<T>) -> Result<T> {
         let mut shadow = self.shadow.lock().unwrap_or_else(PoisonError::into_inner);
         let netns = topology::place(true)?;
         self.wires.join_shadow(&netns, number)?;
@@ -264,13 +278,10 @@ impl Cluster {
         self.plane()
             .write_account_kubeconfig(&kubeconfig, &plan::control(Family::V4).to_string(), &self.token)?;
         let node = LabNode::new(number, netns, &folder, &agent_flags(&kubeconfig), Sizes::SMALL)?;
-        let revision = self.mark()?;
         let cold = shadow.insert(node);
-        cold.start()?;
-        wait_for_mark(cold, revision)?;
-        let contents = Contents::of(cold);
+        let done = work(cold).with_context(|| format!("the machine beside node {number} said:\n{}", cold.log()));
         *shadow = None;
-        contents
+        done
     }
 
     /// What everybody has said last.

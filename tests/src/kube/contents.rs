@@ -12,6 +12,12 @@ use lb_user::view::MapDumpView;
 
 use crate::lab::node::LabNode;
 
+/// The Service by which the lab knows that agents are up to date: it is never the same twice.
+const MARKER: &str = "default/lab-marker";
+/// Where an agent's probe of its own datapath dials; its port is another one in each agent.
+const PROBED: &str = "127.255.77.1:";
+const PROBE: &str = "(the agent's own probe)";
+
 /// A kernel's contents, a line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contents {
@@ -35,11 +41,23 @@ impl Contents {
             })
             .collect();
         let dump = |map: &str| dumps.get(map).with_context(|| format!("no dump of {map}"));
-        Self::read(&names, dump)
+        let mut contents = Self::read(&names, dump)?;
+        contents
+            .lines
+            .retain(|line| !line.contains(MARKER) && !line.contains(PROBE));
+        Ok(contents)
     }
 
     fn read<'d>(services: &BTreeMap<String, String>, dump: impl Fn(&str) -> Result<&'d MapDumpView>) -> Result<Self> {
+        let probe = dump("FRONTENDS")?
+            .rows
+            .iter()
+            .filter(|row| row.key.starts_with(PROBED))
+            .find_map(|row| row.value.strip_prefix("service=")?.split(' ').next());
         let named = |id: &str| {
+            if Some(id) == probe {
+                return PROBE.to_owned();
+            }
             let name = services.get(id).cloned();
             name.unwrap_or_else(|| format!("(Service {id}, which the agent does not name)"))
         };

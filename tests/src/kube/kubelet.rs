@@ -65,6 +65,8 @@ pub struct Place {
     pub netns: Netns,
     /// Its addresses, IPv4 first.
     pub addresses: [IpAddr; 2],
+    /// What its process says.
+    pub log: PathBuf,
 }
 
 impl Place {
@@ -192,7 +194,6 @@ struct Pod {
     /// Its number on the node; none where it has the node's own addresses.
     number: Option<u8>,
     process: Option<Child>,
-    log: PathBuf,
     /// What its process is told besides its name and addresses.
     arguments: Vec<String>,
     /// Whether the readiness probe would succeed, were it asked.
@@ -324,20 +325,36 @@ impl NodeAgent {
         let namespace = object.metadata.namespace.clone().context("a pod without a namespace")?;
         let node = self.node.number;
         let spec = &object.data["spec"];
+        let log = self.folder.join(format!("{name}-{uid}.log"));
         let (number, place) = if spec["hostNetwork"] == true {
             let addresses = Family::ALL.map(|family| plan::node(family, node));
             let netns = self.node.netns.clone();
-            (None, Place { node, netns, addresses })
+            (
+                None,
+                Place {
+                    node,
+                    netns,
+                    addresses,
+                    log,
+                },
+            )
         } else {
             let number = self.free_number()?;
             let netns = topology::place(false)?;
             self.wires.join_pod(&netns, node, number, &format!("pod{number}"))?;
             let addresses = Family::ALL.map(|family| plan::pod(family, node, number));
-            (Some(number), Place { node, netns, addresses })
+            (
+                Some(number),
+                Place {
+                    node,
+                    netns,
+                    addresses,
+                    log,
+                },
+            )
         };
         let arguments = spec["containers"][0]["args"].as_array().cloned().unwrap_or_default();
         Ok(Pod {
-            log: self.folder.join(format!("{name}-{uid}.log")),
             namespace,
             name,
             uid: uid.to_owned(),
@@ -433,10 +450,10 @@ fn start(node: &LabNode, pod: &Pod) -> Result<Child> {
     command.args(&pod.arguments);
     node.cgroup().place(&mut command)?;
     pod.place.netns.place(&mut command);
-    let before = fs::metadata(&pod.log).map_or(0, |file| file.len());
-    let mut process = Child::start(&mut command, &pod.log)?;
+    let before = fs::metadata(&pod.place.log).map_or(0, |file| file.len());
+    let mut process = Child::start(&mut command, &pod.place.log)?;
     until("a pod to serve", || {
-        let said = fs::read_to_string(&pod.log)?;
+        let said = fs::read_to_string(&pod.place.log)?;
         let said = said.get(before as usize..).unwrap_or_default();
         if let Some(status) = process.ended()? {
             // Waiting on is of no use.

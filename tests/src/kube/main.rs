@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use lb_user::lab::mounts::BpfFs;
 use serde_json::json;
 
-use super::{Cluster, process, report, standing};
+use super::{Cluster, faults, process, report, standing};
 use crate::interrupt;
 
 /// A real control plane with three lab nodes
@@ -43,6 +43,18 @@ enum Verb {
         #[arg(value_name = "NAME")]
         names: Vec<String>,
     },
+    /// Play schedules of faults in a cluster of one's own; exit 1 if something went wrong
+    Faults {
+        /// How many schedules
+        #[arg(long, default_value_t = 50)]
+        count: u64,
+        /// Play the schedule of this seed alone
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Write the outcome to this file, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
     /// Hold the cluster that `up` builds
     #[command(name = standing::HOLD, hide = true)]
     Hold,
@@ -73,9 +85,29 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Down => standing::STANDING.down()?,
         Verb::Hold => standing::hold()?,
         Verb::Pod(args) => process::run(&args)?,
+        Verb::Faults { count, seed, json } => return play_faults(count, seed, json),
         Verb::Run { json, names } => return run_cases(json, &names),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn play_faults(count: u64, seed: Option<u64>, json: Option<PathBuf>) -> Result<ExitCode> {
+    interrupt::catch()?;
+    let _mounts = BpfFs::enter_private()?;
+    let cluster = Cluster::new(&report::say)?;
+    let seeds = seed.map_or(1..=count, |seed| seed..=seed);
+    let tally = faults::run(&cluster, seeds)?;
+    write_json(json, &tally.to_json())?;
+    report::say(&format!("\n{tally}"));
+    Ok(ExitCode::from(u8::from(!tally.is_good())))
+}
+
+fn write_json(file: Option<PathBuf>, value: &serde_json::Value) -> Result<()> {
+    if let Some(file) = file {
+        let text = serde_json::to_string_pretty(value)?;
+        fs::write(&file, text + "\n").with_context(|| format!("write {}", file.display()))?;
+    }
+    Ok(())
 }
 
 fn run_cases(json: Option<PathBuf>, names: &[String]) -> Result<ExitCode> {
@@ -84,11 +116,8 @@ fn run_cases(json: Option<PathBuf>, names: &[String]) -> Result<ExitCode> {
     let _mounts = BpfFs::enter_private()?;
     let cluster = Cluster::new(&report::say)?;
     let outcomes = report::run(&cluster, names)?;
-    if let Some(file) = json {
-        let all = json!({"rows": report::rows_json(&outcomes), "e2e": report::e2e_json(&outcomes)});
-        let text = serde_json::to_string_pretty(&all)?;
-        fs::write(&file, text + "\n").with_context(|| format!("write {}", file.display()))?;
-    }
+    let all = json!({"rows": report::rows_json(&outcomes), "e2e": report::e2e_json(&outcomes)});
+    write_json(json, &all)?;
     report::say(&format!("\n{}", report::to_text(&outcomes)));
     let failed = outcomes.iter().any(|outcome| outcome.result.is_err());
     Ok(ExitCode::from(u8::from(failed)))

@@ -10,6 +10,7 @@ pub mod cases;
 pub mod cluster;
 pub mod contents;
 pub mod control;
+pub mod faults;
 pub mod kubelet;
 pub mod main;
 pub mod names;

@@ -7,7 +7,10 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{self, Command},
-    sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
 };
 
 use anyhow::{Context, Result};
@@ -19,6 +22,8 @@ use crate::{
 };
 
 const BPFFS: &str = "/sys/fs/bpf";
+/// Nodes so far: two may have one number, and no two have one folder of pins.
+static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// How large the agents' tables are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +78,11 @@ impl LabNode {
             netns,
             cgroup: ChildCgroup::new(&format!("lab.node{number}"))?,
             folder: own,
-            pin_name: format!("lab{}-node{number}", process::id()),
+            pin_name: format!(
+                "lab{}-{}-node{number}",
+                process::id(),
+                NEXT.fetch_add(1, Ordering::Relaxed)
+            ),
             flags: flags.to_vec(),
             sizes,
             ahead: AtomicU64::new(0),
