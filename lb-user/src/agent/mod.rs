@@ -20,6 +20,7 @@ mod loops;
 mod numbers;
 mod probe;
 mod report;
+mod rivals;
 mod state;
 mod uplinks;
 
@@ -105,15 +106,11 @@ fn refuse_other_owners(config: &Config) -> Result<()> {
     if config.mode == Mode::Observe {
         return Ok(());
     }
-    let owners = owners::find(&config.bpffs);
-    if let Some(owner) = owners.found.first() {
-        bail!(
-            "{} translates Services on this node ({}); run with --mode observe beside it, or remove it first",
-            owner.name,
-            owner.trace
-        );
+    let (owners, running) = (owners::find(&config.bpffs), owners::Running::find());
+    match owners::refusal(&owners, &running, config.beside_kube_proxy) {
+        Some(refusal) => bail!(refusal),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 fn sizes(config: &Config) -> Sizes {
@@ -299,6 +296,7 @@ async fn serve(config: Config) -> Result<()> {
         timings: Mutex::new(Timings::default()),
         flushed: Notify::new(),
         health_ports: Mutex::new(Vec::new()),
+        rivals: Mutex::new(Vec::new()),
         config,
     });
     for problem in shared.own_problems(&lock(&shared.reconciler)) {

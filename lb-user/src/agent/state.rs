@@ -37,7 +37,7 @@ use crate::{
 /// Shared state; every lock is held for one step, never across an await.
 ///
 /// Order where several are held: `uplinks` first, then `programs`; or `uplinks`, `facts`, `reconciler`, `observation`;
-/// `health_ports` comes last.
+/// `health_ports` and `rivals` come last.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: Config,
@@ -63,6 +63,8 @@ pub(super) struct Shared {
     pub(super) flushed: Notify,
     /// Health-check node ports that cannot be opened.
     pub(super) health_ports: Mutex<Vec<Problem>>,
+    /// Who else translates Services here, by the last look.
+    pub(super) rivals: Mutex<Vec<Problem>>,
 }
 
 /// The loaded object and its attachments.
@@ -251,13 +253,14 @@ impl Shared {
         flushed
     }
 
-    /// What of the flags does not hold. An earlier agent's table of flows is kept, and with it its size.
+    /// What of the flags does not hold, and who else is at work. An earlier agent's table of flows is kept, and with it its size.
     pub(super) fn own_problems(&self, reconciler: &Reconciler) -> Vec<Problem> {
+        let mut problems = lock(&self.rivals).clone();
         let (there, wanted) = (reconciler.kernel().flows().slots(), self.config.limits.flows.get());
         if !self.config.translates() || there == wanted {
-            return Vec::new();
+            return problems;
         }
-        vec![Problem {
+        problems.push(Problem {
             origin: "evenkeel agent".to_owned(),
             object: "the flow table".to_owned(),
             field: "--max-flows".to_owned(),
@@ -265,7 +268,8 @@ impl Shared {
                 "an earlier agent's flow table is kept, which has {there} slots, not {wanted}; `evenkeel cleanup` before a start \
                  makes a new one, and ends the connections in it"
             ),
-        }]
+        });
+        problems
     }
 
     /// Connections that the counters have open though they fell silent. Asked for before the reconciler is locked: it may mean a
