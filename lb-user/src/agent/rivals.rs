@@ -14,8 +14,8 @@ use crate::{
     supervise::Liveness,
 };
 
-/// How often it is looked. kube-proxy's own full look at its rules is as rare.
-const PERIOD: Duration = Duration::from_secs(30);
+/// How often it is looked.
+const PERIOD: Duration = Duration::from_secs(15);
 
 /// Looks now and then, until the agent ends.
 pub(super) async fn follow(shared: &Arc<Shared>, liveness: &Liveness) -> Result<(), String> {
