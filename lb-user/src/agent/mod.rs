@@ -19,6 +19,7 @@ mod interfaces;
 mod loops;
 mod numbers;
 mod probe;
+mod process;
 mod report;
 mod rivals;
 mod state;
@@ -203,7 +204,7 @@ fn set_up(config: &Config, pins: &Pins) -> Result<(Reconciler, Programs, aya::ma
     Ok((reconciler, programs, events))
 }
 
-fn start_source(config: &Config, cancel: &CancellationToken) -> Running {
+fn start_source(config: &Config, requests: &Arc<source::kube::Requests>, cancel: &CancellationToken) -> Running {
     match &config.source {
         SourceSpec::Dir(path) => source::dir::start(path.clone(), cancel),
         SourceSpec::Kube => source::kube::start(
@@ -212,6 +213,7 @@ fn start_source(config: &Config, cancel: &CancellationToken) -> Running {
                 url: config.kube_url.clone(),
                 kubeconfig: config.kubeconfig.clone(),
                 timing: source::kube::Timing::default(),
+                requests: requests.clone(),
             },
             cancel,
         ),
@@ -255,13 +257,17 @@ async fn serve(config: Config) -> Result<()> {
         _ => None,
     };
     let probe = Arc::new(probe::Probe::new(config.mode).context("listen for the self-probe")?);
+    if config.kube_proxy_metrics {
+        reconciler.count_changes();
+    }
     reconciler.add_own(probe.service());
     let directory = Arc::new(Directory::of_node(&config.node_name));
     reconciler.keep_directory(directory.clone());
     let ring = Ring::new(events).context("watch the ring buffer")?;
 
     let cancel = CancellationToken::new();
-    let running = start_source(&config, &cancel);
+    let requests = Arc::new(source::kube::Requests::default());
+    let running = start_source(&config, &requests, &cancel);
     let horizon_ns = config.reuse_horizon.as_nanos() as u64;
     let mount = config::cgroup2_root().ok();
     let inside = mount
@@ -297,6 +303,8 @@ async fn serve(config: Config) -> Result<()> {
         flushed: Notify::new(),
         health_ports: Mutex::new(Vec::new()),
         rivals: Mutex::new(Vec::new()),
+        probed: state::Probed::default(),
+        requests,
         config,
     });
     for problem in shared.own_problems(&lock(&shared.reconciler)) {

@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant, SystemTime},
 };
 
@@ -21,6 +24,7 @@ use crate::{
         load,
         pins::Pins,
     },
+    http,
     metrics::{Buckets, families},
     model::Problem,
     observe::{
@@ -63,6 +67,10 @@ pub(super) struct Shared {
     pub(super) flushed: Notify,
     /// Health-check node ports that cannot be opened.
     pub(super) health_ports: Mutex<Vec<Problem>>,
+    /// Answers to probes.
+    pub(super) probed: Probed,
+    /// Requests to the API server; none are made with another source.
+    pub(super) requests: Arc<source::kube::Requests>,
     /// Who else translates Services here, by the last look.
     pub(super) rivals: Mutex<Vec<Problem>>,
 }
@@ -150,6 +158,8 @@ pub(super) struct Timings {
     pub(super) full: Buckets,
     pub(super) change: Buckets,
     pub(super) programming: Buckets,
+    /// Full ones and changes together, in kube-proxy's buckets.
+    pub(super) all: Buckets,
 }
 
 impl Default for Timings {
@@ -158,7 +168,32 @@ impl Default for Timings {
             full: Buckets::new(families::SYNC_EDGES),
             change: Buckets::new(families::SYNC_EDGES),
             programming: Buckets::new(families::PROGRAMMING_EDGES),
+            all: Buckets::new(families::kube_proxy::SYNC_EDGES),
         }
+    }
+}
+
+/// How often probes were answered, well and not.
+#[derive(Debug, Default)]
+pub(super) struct Probed {
+    healthz: [AtomicU64; 2],
+    livez: [AtomicU64; 2],
+}
+
+impl Probed {
+    /// Counts an answer.
+    pub(super) fn count(&self, probe: http::Probe, fine: bool) {
+        let counts = match probe {
+            http::Probe::Healthz => &self.healthz,
+            http::Probe::Livez => &self.livez,
+        };
+        counts[usize::from(!fine)].fetch_add(1, Relaxed);
+    }
+
+    /// Answers to `/healthz` and to `/livez`: well, and not.
+    pub(super) fn counts(&self) -> ([u64; 2], [u64; 2]) {
+        let read = |counts: &[AtomicU64; 2]| [counts[0].load(Relaxed), counts[1].load(Relaxed)];
+        (read(&self.healthz), read(&self.livez))
     }
 }
 
@@ -233,6 +268,7 @@ impl Shared {
         let mut timings = lock(&self.timings);
         let sync = if first { &mut timings.full } else { &mut timings.change };
         sync.observe(took.as_secs_f64());
+        timings.all.observe(took.as_secs_f64());
         for latency in latencies {
             timings.programming.observe(latency.as_secs_f64());
         }
