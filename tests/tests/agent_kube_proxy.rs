@@ -4,18 +4,18 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use lb_tests::{
     agent::{
         Agent, Node, must, trial, until,
         web::{BACKENDS, VIP, serve_all, write_web},
     },
+    kube_proxy::{self, Mode, NFTABLES},
     runner,
 };
 use lb_user::lab::{nft, server::Manner};
 use serde_json::Value;
 
-const RULES: &str = include_str!("node_facts/captured/nftables.nft");
 const TABLES: &str =
     "table ip kube-proxy (22 chains, 3 Service ports), table ip6 kube-proxy (18 chains, 1 Service ports)";
 
@@ -35,38 +35,23 @@ fn remove_rules(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// The state and the words of one of the doctor's checks.
-fn check(node: &Node, mode: &str, id: &str) -> Result<(String, String, String)> {
+/// What the doctor says for a mode.
+fn doctor(node: &Node, mode: &str) -> Result<Value> {
     let output = node.run(&["doctor", "--mode", mode, "-o", "json"])?;
-    let document: Value = serde_json::from_slice(&output.stdout)?;
-    let checks = document["checks"].as_array().context("checks")?;
-    let check = checks.iter().find(|check| check["id"] == id).context(id.to_owned())?;
-    let text = |field: &str| check[field].as_str().unwrap_or_default().to_owned();
-    Ok((text("state"), text("found"), text("hint")))
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 fn refusal(node: &Node) -> Result<()> {
-    nft::load(node.netns(), RULES)?;
+    nft::load(node.netns(), NFTABLES)?;
     let (code, said) = node.run_agent(&mut node.agent_command(&[]))?;
-    must(code == 1, || format!("exit code {code}: {said}"))?;
-    for word in [
-        "kube-proxy (nftables) translates Services on this node",
-        TABLES,
-        "left over",
-        "kube-proxy --cleanup",
-        "nft delete table ip kube-proxy",
-        "--mode observe",
-        "--beside-kube-proxy",
-    ] {
-        must(said.contains(word), || format!("{word:?} is not in {said}"))?;
-    }
-    must(!node.own_pins().exists(), || "something was pinned".to_owned())?;
-    let (state, found, hint) = check(node, "balance", "owner.kube-proxy-nftables")?;
+    kube_proxy::refused(code, &said, Mode::Nftables, false)?;
     must(
-        (state.as_str(), found.as_str()) == ("fail", TABLES) && hint.contains("kube-proxy --cleanup"),
-        || format!("{state}: {found}: {hint}"),
+        said.contains(TABLES) && said.contains("nft delete table ip kube-proxy"),
+        || said,
     )?;
-    let (state, found, _) = check(node, "observe", "owner.kube-proxy-nftables")?;
+    must(!node.own_pins().exists(), || "something was pinned".to_owned())?;
+    kube_proxy::diagnosed(&doctor(node, "balance")?, Some(Mode::Nftables), false)?;
+    let (state, found, _) = kube_proxy::check(&doctor(node, "observe")?, &Mode::Nftables.check())?;
     must((state.as_str(), found.as_str()) == ("ok", TABLES), || {
         format!("{state}: {found}")
     })?;
@@ -104,7 +89,7 @@ fn wait_rivals(agent: &Agent, wanted: &[&str]) -> Result<()> {
 fn beside(node: &Node) -> Result<()> {
     write_web(node, &BACKENDS)?;
     let _servers = serve_all(node, Manner::Greet)?;
-    nft::load(node.netns(), RULES)?;
+    nft::load(node.netns(), NFTABLES)?;
     let agent = node.start(&["--beside-kube-proxy"])?;
     // These rules lead elsewhere; the socket hooks come before them.
     node.dial_many(VIP, 20)?;
@@ -124,7 +109,7 @@ fn beside(node: &Node) -> Result<()> {
 fn later(node: &Node) -> Result<()> {
     let agent = node.start(&[])?;
     wait_rivals(&agent, &[])?;
-    nft::load(node.netns(), RULES)?;
+    nft::load(node.netns(), NFTABLES)?;
     wait_rivals(&agent, &["kube-proxy (nftables): "])?;
     must(node.log().contains("translates Services beside this agent"), || {
         node.log()

@@ -39,7 +39,7 @@ const RUNNING: &str = "owner.kube-proxy-running";
 pub const BESIDE: &str = "--beside-kube-proxy";
 
 /// How to end kube-proxy on this node.
-const END_KUBE_PROXY: &str = "end it on this node: leave the node out of its DaemonSet by a nodeSelector (docs/kube-proxy.md), stop its \
+const END_KUBE_PROXY: &str = "end it on this node: keep its DaemonSet off the node by a nodeSelector or node affinity (docs/kube-proxy.md), stop its \
                               unit, or start k3s with --disable-kube-proxy";
 
 pub(super) fn examine(plan: &Plan) -> Vec<Check> {

@@ -123,9 +123,11 @@ fn busy() -> Snapshot {
 
 /// What a busy agent tells under kube-proxy's names.
 fn kube_proxy() -> KubeProxySample {
-    let mut requests = RequestCounts::default();
-    requests.by_status = [(200, 41), (410, 1)].into();
-    requests.unanswered = 2;
+    let mut requests = RequestCounts {
+        by_status: [(200, 41), (410, 1)].into(),
+        unanswered: 2,
+        ..RequestCounts::default()
+    };
     requests.durations.observe(0.004);
     let mut sync = Buckets::new(families::kube_proxy::SYNC_EDGES);
     sync.observe(0.000_4);

@@ -19,6 +19,8 @@ pub struct Changes {
     since: SystemTime,
     services: u64,
     slices: u64,
+    /// Whether a whole list of Services has come, and one of slices.
+    listed: [bool; 2],
     waiting: HashMap<ObjectName, Waiting>,
     programming: Buckets,
 }
@@ -36,22 +38,23 @@ struct Waiting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Note {
     kind: Kind,
-    whole: bool,
+    /// How many objects a whole list has.
+    list: Option<usize>,
     moment: Option<SystemTime>,
 }
 
 impl Note {
     /// Notes what will be counted of an update; none of one that changes neither Services nor slices itself.
     pub(super) fn of(update: &Update) -> Option<Self> {
-        let (kind, whole, moment) = match update {
-            Update::Replace(Content::Services(_)) => (Kind::Service, true, None),
-            Update::Replace(Content::Slices(_)) => (Kind::Slice, true, None),
-            Update::Apply(Object::Service(_)) => (Kind::Service, false, None),
-            Update::Apply(Object::Slice(slice)) => (Kind::Slice, false, slice.changed_at),
-            Update::Delete(key) if matches!(key.kind, Kind::Service | Kind::Slice) => (key.kind, false, None),
+        let (kind, list, moment) = match update {
+            Update::Replace(Content::Services(all)) => (Kind::Service, Some(all.len()), None),
+            Update::Replace(Content::Slices(all)) => (Kind::Slice, Some(all.len()), None),
+            Update::Apply(Object::Service(_)) => (Kind::Service, None, None),
+            Update::Apply(Object::Slice(slice)) => (Kind::Slice, None, slice.changed_at),
+            Update::Delete(key) if matches!(key.kind, Kind::Service | Kind::Slice) => (key.kind, None, None),
             _ => return None,
         };
-        Some(Self { kind, whole, moment })
+        Some(Self { kind, list, moment })
     }
 }
 
@@ -62,6 +65,7 @@ impl Changes {
             since,
             services: 0,
             slices: 0,
+            listed: [false; 2],
             waiting: HashMap::new(),
             programming: Buckets::new(PROGRAMMING_EDGES),
         }
@@ -69,11 +73,17 @@ impl Changes {
 
     /// Counts an update that touched these Services.
     pub(super) fn add(&mut self, note: Note, changed: &Changed) {
-        let came = if note.whole { changed.services.len() as u64 } else { 1 };
-        match note.kind {
-            Kind::Service => self.services += came,
-            _ => self.slices += came,
-        }
+        let (count, listed) = match note.kind {
+            Kind::Service => (&mut self.services, &mut self.listed[0]),
+            _ => (&mut self.slices, &mut self.listed[1]),
+        };
+        *count += match note.list {
+            None => 1,
+            // To an agent that knew nothing, each object is a change.
+            Some(objects) if !*listed => objects as u64,
+            Some(_) => changed.services.len() as u64,
+        };
+        *listed |= note.list.is_some();
         let moment = note.moment.filter(|&moment| moment > self.since);
         for name in &changed.services {
             let waiting = self.waiting.entry(name.clone()).or_default();
@@ -132,8 +142,8 @@ mod tests {
         }
     }
 
-    fn note(kind: Kind, whole: bool, moment: Option<SystemTime>) -> Note {
-        Note { kind, whole, moment }
+    fn note(kind: Kind, list: Option<usize>, moment: Option<SystemTime>) -> Note {
+        Note { kind, list, moment }
     }
 
     #[test]
@@ -141,13 +151,13 @@ mod tests {
         let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
         let at = |seconds| Some(start + Duration::from_secs(seconds));
         let mut changes = Changes::new(start);
-        changes.add(note(Kind::Service, true, None), &changed(&["a", "b"]));
-        changes.add(note(Kind::Slice, false, at(10)), &changed(&["a"]));
+        changes.add(note(Kind::Service, Some(3), None), &changed(&["a", "b"]));
+        changes.add(note(Kind::Slice, None, at(10)), &changed(&["a"]));
         // A change that touches nobody comes in and does not wait.
-        changes.add(note(Kind::Slice, false, at(10)), &changed(&[]));
+        changes.add(note(Kind::Slice, None, at(10)), &changed(&[]));
         // One from before the start is not this agent's to answer for.
-        changes.add(note(Kind::Slice, false, Some(SystemTime::UNIX_EPOCH)), &changed(&["b"]));
-        assert_eq!((changes.services(), changes.slices()), (2, 3));
+        changes.add(note(Kind::Slice, None, Some(SystemTime::UNIX_EPOCH)), &changed(&["b"]));
+        assert_eq!((changes.services(), changes.slices()), (3, 3));
         assert_eq!(changes.pending(), (2, 2));
         let now = start + Duration::from_secs(13);
         changes.done(&ObjectName::new("shop", "a"), now);
@@ -156,6 +166,11 @@ mod tests {
         changes.done(&ObjectName::new("shop", "b"), now);
         assert_eq!(changes.pending(), (0, 0));
         assert_eq!((changes.programming().count(), changes.programming().sum()), (1, 3.0));
+        // A later list is the changes that it brings.
+        changes.add(note(Kind::Service, Some(3), None), &changed(&["b"]));
+        changes.add(note(Kind::Slice, Some(9), None), &changed(&[]));
+        changes.add(note(Kind::Slice, Some(9), None), &changed(&["a"]));
+        assert_eq!((changes.services(), changes.slices()), (4, 13));
     }
 
     #[test]
@@ -164,7 +179,7 @@ mod tests {
         let mut changes = Changes::new(start);
         for _ in 0..1_000 {
             changes.add(
-                note(Kind::Slice, false, Some(start + Duration::from_secs(9))),
+                note(Kind::Slice, None, Some(start + Duration::from_secs(9))),
                 &changed(&["a"]),
             );
         }

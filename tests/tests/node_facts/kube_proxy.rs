@@ -142,11 +142,10 @@ fn the_ipvs_mode_is_recognised_by_its_device_and_its_addresses() -> Result<()> {
         "{found:?}"
     );
     // The chains that this mode has beside the device.
-    let chains: String = ["KUBE-SERVICES", "KUBE-LOAD-BALANCER", "KUBE-NODE-PORT"]
-        .iter()
-        .map(|chain| format!("add chain ip nat {chain}\n"))
-        .collect();
-    nft::load(&netns, &format!("add table ip nat\n{chains}"))?;
+    nft::load(
+        &netns,
+        "table ip nat { chain KUBE-SERVICES { }\n chain KUBE-LOAD-BALANCER { }\n chain KUBE-NODE-PORT { }\n }\n",
+    )?;
     let found = owners(&netns)?;
     ensure!(
         found.len() == 1 && found[0].system == System::KubeProxyIpvs,

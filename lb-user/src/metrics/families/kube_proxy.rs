@@ -23,11 +23,11 @@ families! {
     SYNC_QUEUED Kind::Gauge, "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", [],
         "When a change last came in.", "until the first change";
     ENDPOINT_CHANGES Kind::Counter, "kubeproxy_sync_proxy_rules_endpoint_changes_total", [],
-        "Changes of EndpointSlices that came in; of a whole list, one for each Service that it changed.", "";
+        "Changes of EndpointSlices that came in: all of the first list; of a later one, one for each Service that it changes.", "";
     ENDPOINT_CHANGES_PENDING Kind::Gauge, "kubeproxy_sync_proxy_rules_endpoint_changes_pending", [],
         "Changes of EndpointSlices that are not in the kernel yet.", "";
     SERVICE_CHANGES Kind::Counter, "kubeproxy_sync_proxy_rules_service_changes_total", [],
-        "Changes of Services that came in; of a whole list, one for each Service that it changed.", "";
+        "Changes of Services that came in: all of the first list; of a later one, one for each Service that it changes.", "";
     SERVICE_CHANGES_PENDING Kind::Gauge, "kubeproxy_sync_proxy_rules_service_changes_pending", [],
         "Changes of Services that are not in the kernel yet.", "";
     HEALTHZ Kind::Counter, "kubeproxy_proxy_healthz_total", ["code"],
