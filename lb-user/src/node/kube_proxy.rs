@@ -28,13 +28,8 @@ const TABLE: &str = "kube-proxy";
 const OWN_CHAINS: [&str; 3] = ["services", "nat-prerouting", "nat-output"];
 /// The chain that both modes of iptables' rules dispatch from.
 const SERVICES: &str = "KUBE-SERVICES";
-/// Chains that the IPVS mode alone has beside it.
-const IPVS_CHAINS: [&str; 4] = [
-    "KUBE-LOAD-BALANCER",
-    "KUBE-NODE-PORT",
-    "KUBE-IPVS-FILTER",
-    "KUBE-IPVS-OUT-FILTER",
-];
+/// Chains that the IPVS mode alone has beside it, in the same table.
+const IPVS_CHAINS: [&str; 2] = ["KUBE-LOAD-BALANCER", "KUBE-NODE-PORT"];
 /// How the chains of a Service's port begin in the iptables mode: for all endpoints, for those of this node, for clients outside.
 const SERVICE_CHAINS: [&str; 3] = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-"];
 /// The device that the IPVS mode gives the Services' addresses to.
