@@ -65,6 +65,10 @@ pub struct Config {
     pub limits: Limits,
     /// Whether metrics carry a series a backend.
     pub backend_metrics: bool,
+    /// Whether metrics carry kube-proxy's names too.
+    pub kube_proxy_metrics: bool,
+    /// Whether to balance though kube-proxy is at work here.
+    pub beside_kube_proxy: bool,
 }
 
 impl Config {

@@ -58,6 +58,17 @@ pub trait Probes: Send + Sync {
     fn live(&self) -> Result<(), String>;
     /// Whether the self-probe passes; else one sentence.
     fn ready(&self) -> Result<(), String>;
+    /// Takes note that a probe was answered, well or not.
+    fn answered(&self, probe: Probe, fine: bool);
+}
+
+/// The probes whose answers are counted, as kube-proxy counts its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// `/healthz`.
+    Healthz,
+    /// `/livez`.
+    Livez,
 }
 
 /// What the handlers need.
@@ -143,15 +154,20 @@ fn failed(error: &dyn std::error::Error) -> Response {
 
 async fn healthz(State(shared): State<Shared>) -> Response {
     let report = shared.probes.health();
-    health(&report, report.node_eligible && report.is_current(shared.timeout))
+    let fine = report.node_eligible && report.is_current(shared.timeout);
+    shared.probes.answered(Probe::Healthz, fine);
+    health(&report, fine)
 }
 
 async fn livez(State(shared): State<Shared>) -> Response {
     if let Err(reason) = shared.probes.live() {
+        shared.probes.answered(Probe::Livez, false);
         return (StatusCode::SERVICE_UNAVAILABLE, reason + "\n").into_response();
     }
     let report = shared.probes.health();
-    health(&report, report.is_current(shared.timeout))
+    let fine = report.is_current(shared.timeout);
+    shared.probes.answered(Probe::Livez, fine);
+    health(&report, fine)
 }
 
 fn health(report: &HealthReport, fine: bool) -> Response {

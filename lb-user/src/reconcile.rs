@@ -4,6 +4,7 @@
 //! compared with what the kernel is believed to hold. Errors stay here: a Service that cannot be applied keeps its old
 //! state, is reported and tried again. Nothing is written before every kind has synced (C24).
 
+mod changes;
 mod owners;
 
 use std::{
@@ -14,7 +15,8 @@ use std::{
 
 use lb_common::{backend::state, frontend::FrontendKey};
 
-use self::owners::Owners;
+pub use self::changes::Changes;
+use self::{changes::Note, owners::Owners};
 use crate::{
     compile::{Compiled, CompiledSet, Compiler, Contents, TableWrite, slots_of, table_hash},
     datapath::{
@@ -83,6 +85,8 @@ pub struct Reconciler<M = Kernel> {
     removed: Vec<u32>,
     /// Kept for those who judge records.
     directory: Option<Arc<Directory>>,
+    /// Counted for those who asked for it.
+    changes: Option<Changes>,
     epoch: Instant,
 }
 
@@ -116,13 +120,18 @@ impl<M: Maps> Reconciler<M> {
             usable: Arc::new(UsableBackends::new(kernel_backends)),
             removed: Vec::new(),
             directory: None,
+            changes: None,
             epoch: Instant::now(),
         })
     }
 
     /// Takes one step of input.
     pub fn take(&mut self, update: Update) {
+        let note = self.changes.as_ref().and_then(|_| Note::of(&update));
         let changed = self.desired.apply(update);
+        if let (Some(changes), Some(note)) = (&mut self.changes, note) {
+            changes.add(note, &changed);
+        }
         if changed.is_empty() {
             return;
         }
@@ -254,6 +263,12 @@ impl<M: Maps> Reconciler<M> {
 
     fn settle_all(&mut self) {
         let failed: BTreeSet<ObjectName> = self.sync.errors.keys().cloned().collect();
+        if let Some(changes) = &mut self.changes {
+            let now = SystemTime::now();
+            for name in self.dirty.keys().filter(|name| !failed.contains(*name)) {
+                changes.done(name, now);
+            }
+        }
         self.sync.latencies.extend(
             self.dirty
                 .iter()
@@ -352,6 +367,9 @@ impl<M: Maps> Reconciler<M> {
         self.sync.errors.remove(&name);
         self.sync.crowded_out.remove(&name);
         self.sync.latencies.push(since.elapsed());
+        if let Some(changes) = &mut self.changes {
+            changes.done(&name, SystemTime::now());
+        }
         if new.is_none()
             && let Some(old) = &old
         {
@@ -521,6 +539,16 @@ impl<M: Maps> Reconciler<M> {
     /// How the applications go.
     pub fn sync_state(&self) -> &SyncState {
         &self.sync
+    }
+
+    /// Counts changes from now on.
+    pub fn count_changes(&mut self) {
+        self.changes = Some(Changes::new(SystemTime::now()));
+    }
+
+    /// The changes, where they are counted.
+    pub fn changes(&self) -> Option<&Changes> {
+        self.changes.as_ref()
     }
 
     /// Takes the latencies that were noted since the last call.

@@ -9,6 +9,7 @@ pub mod datapath;
 pub mod golden;
 pub mod interrupt;
 pub mod kube;
+pub mod kube_proxy;
 pub mod lab;
 pub mod model;
 pub mod objects;

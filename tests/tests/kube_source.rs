@@ -171,8 +171,8 @@ impl Lab {
         let options = Options {
             node_name: NODE.to_owned(),
             url: Some(server.url()),
-            kubeconfig: None,
             timing: timing(),
+            ..Options::default()
         };
         Self {
             running: start(options, &cancel),

@@ -16,6 +16,7 @@ use super::{
     diagnosis::Case,
     health_ports, heap, interfaces,
     probe::Probe,
+    rivals,
     state::{Shared, lock},
 };
 use crate::{
@@ -125,12 +126,17 @@ pub(super) fn start(
             })
         },
     ];
-    // Beside another proxy the ports are that one's.
     if shared.config.mode == Mode::Balance {
-        let shared = shared.clone();
+        // Beside another proxy the ports are that one's.
+        let ports = shared.clone();
         all.push(supervise("health ports", cancel.clone(), move |liveness| {
-            let shared = shared.clone();
+            let shared = ports.clone();
             async move { health_ports::follow(&shared, &liveness).await }
+        }));
+        let shared = shared.clone();
+        all.push(supervise("rivals", cancel.clone(), move |liveness| {
+            let shared = shared.clone();
+            async move { rivals::follow(&shared, &liveness).await }
         }));
     }
     if let Some(logger) = logger {

@@ -19,7 +19,9 @@ mod interfaces;
 mod loops;
 mod numbers;
 mod probe;
+mod process;
 mod report;
+mod rivals;
 mod state;
 mod uplinks;
 
@@ -105,15 +107,11 @@ fn refuse_other_owners(config: &Config) -> Result<()> {
     if config.mode == Mode::Observe {
         return Ok(());
     }
-    let owners = owners::find(&config.bpffs);
-    if let Some(owner) = owners.found.first() {
-        bail!(
-            "{} translates Services on this node ({}); run with --mode observe beside it, or remove it first",
-            owner.name,
-            owner.trace
-        );
+    let (owners, running) = (owners::find(&config.bpffs), owners::Running::find());
+    match owners::refusal(&owners, &running, config.beside_kube_proxy) {
+        Some(refusal) => bail!(refusal),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 fn sizes(config: &Config) -> Sizes {
@@ -206,7 +204,7 @@ fn set_up(config: &Config, pins: &Pins) -> Result<(Reconciler, Programs, aya::ma
     Ok((reconciler, programs, events))
 }
 
-fn start_source(config: &Config, cancel: &CancellationToken) -> Running {
+fn start_source(config: &Config, requests: &Arc<source::kube::Requests>, cancel: &CancellationToken) -> Running {
     match &config.source {
         SourceSpec::Dir(path) => source::dir::start(path.clone(), cancel),
         SourceSpec::Kube => source::kube::start(
@@ -215,6 +213,7 @@ fn start_source(config: &Config, cancel: &CancellationToken) -> Running {
                 url: config.kube_url.clone(),
                 kubeconfig: config.kubeconfig.clone(),
                 timing: source::kube::Timing::default(),
+                requests: requests.clone(),
             },
             cancel,
         ),
@@ -258,13 +257,17 @@ async fn serve(config: Config) -> Result<()> {
         _ => None,
     };
     let probe = Arc::new(probe::Probe::new(config.mode).context("listen for the self-probe")?);
+    if config.kube_proxy_metrics {
+        reconciler.count_changes();
+    }
     reconciler.add_own(probe.service());
     let directory = Arc::new(Directory::of_node(&config.node_name));
     reconciler.keep_directory(directory.clone());
     let ring = Ring::new(events).context("watch the ring buffer")?;
 
     let cancel = CancellationToken::new();
-    let running = start_source(&config, &cancel);
+    let requests = Arc::new(source::kube::Requests::default());
+    let running = start_source(&config, &requests, &cancel);
     let horizon_ns = config.reuse_horizon.as_nanos() as u64;
     let mount = config::cgroup2_root().ok();
     let inside = mount
@@ -299,6 +302,9 @@ async fn serve(config: Config) -> Result<()> {
         timings: Mutex::new(Timings::default()),
         flushed: Notify::new(),
         health_ports: Mutex::new(Vec::new()),
+        rivals: Mutex::new(Vec::new()),
+        probed: state::Probed::default(),
+        requests,
         config,
     });
     for problem in shared.own_problems(&lock(&shared.reconciler)) {

@@ -15,6 +15,7 @@ use lb_common::{
 use super::{
     answers::{count_backends, imbalance},
     facts::USUAL_PORTS,
+    process,
     state::{Shared, lock},
 };
 use crate::{
@@ -22,14 +23,15 @@ use crate::{
         cause::Cause,
         imbalance::{Imbalance, Share},
     },
-    http::{HealthReport, Probes},
+    config::SourceSpec,
+    http::{self, HealthReport, Probes},
     metrics::{
-        BackendSample, Buckets, ConnectSample, FAILURE_REASONS, MapSample, MetricSource, ProgramSample, ServiceSample,
-        Snapshot, SyncSample, families::CONNECT_EDGES, hooks, reuse_outcomes,
+        BackendSample, Buckets, ConnectSample, FAILURE_REASONS, KubeProxySample, MapSample, MetricSource,
+        ProgramSample, ServiceSample, Snapshot, SyncSample, families::CONNECT_EDGES, hooks, reuse_outcomes,
     },
     node::settings,
     observe::{Observation, audience, flows::Silent, monotonic_ns},
-    reconcile::Reconciler,
+    reconcile::{Changes, Reconciler},
     view::{Mode, ServiceFilter, Timestamp},
 };
 
@@ -96,10 +98,10 @@ impl Shared {
     /// Whether no change has been waiting for too long, and the node may take traffic.
     pub(super) fn healthy(reconciler: &Reconciler) -> Result<(), String> {
         let report = Self::report(reconciler);
-        if !report.is_current(crate::http::HEALTH_TIMEOUT) {
+        if !report.is_current(http::HEALTH_TIMEOUT) {
             return Err(format!(
                 "a change has been waiting for more than {} s",
-                crate::http::HEALTH_TIMEOUT.as_secs()
+                http::HEALTH_TIMEOUT.as_secs()
             ));
         }
         if !report.node_eligible {
@@ -183,6 +185,23 @@ impl Shared {
         in_kernel + observation.reuse().late() + observation.malformed
     }
 
+    /// What is told under kube-proxy's names.
+    fn kube_proxy_sample(&self, changes: &Changes) -> KubeProxySample {
+        let (services, slices) = changes.pending();
+        let (healthz, livez) = self.probed.counts();
+        KubeProxySample {
+            sync: lock(&self.timings).all.clone(),
+            programming: changes.programming().clone(),
+            service_changes: (changes.services(), services),
+            endpoint_changes: (changes.slices(), slices),
+            healthz,
+            livez,
+            requests: (self.config.source == SourceSpec::Kube).then(|| self.requests.counts()),
+            resident_bytes: process::resident_bytes(),
+            cpu_seconds: process::cpu_seconds(),
+        }
+    }
+
     /// Run statistics, where somebody has turned them on; the agent never does.
     fn program_samples(&self) -> Vec<ProgramSample> {
         let on = std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").is_ok_and(|text| text.trim() != "0");
@@ -236,6 +255,7 @@ impl MetricSource for Shared {
             })
             .collect();
         let sync = reconciler.sync_state().clone();
+        let kube_proxy = reconciler.changes().map(|changes| self.kube_proxy_sample(changes));
         let desired = reconciler.desired().problems().len();
         let problems = (desired + lock(&self.health_ports).len() + self.own_problems(&reconciler).len()) as u64;
         drop(reconciler);
@@ -301,6 +321,7 @@ impl MetricSource for Shared {
             events_lost: vec![("ring_buffer", lost), ("late", late), ("malformed", malformed)],
             repairs: sync.repairs,
             problems,
+            kube_proxy,
         }
     }
 }
@@ -312,6 +333,10 @@ impl Probes for Shared {
 
     fn live(&self) -> Result<(), String> {
         Self::live(self)
+    }
+
+    fn answered(&self, probe: http::Probe, fine: bool) {
+        self.probed.count(probe, fine);
     }
 
     fn ready(&self) -> Result<(), String> {

@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant, SystemTime},
 };
 
@@ -21,6 +24,7 @@ use crate::{
         load,
         pins::Pins,
     },
+    http,
     metrics::{Buckets, families},
     model::Problem,
     observe::{
@@ -37,7 +41,7 @@ use crate::{
 /// Shared state; every lock is held for one step, never across an await.
 ///
 /// Order where several are held: `uplinks` first, then `programs`; or `uplinks`, `facts`, `reconciler`, `observation`;
-/// `health_ports` comes last.
+/// `health_ports` and `rivals` come last.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: Config,
@@ -63,6 +67,12 @@ pub(super) struct Shared {
     pub(super) flushed: Notify,
     /// Health-check node ports that cannot be opened.
     pub(super) health_ports: Mutex<Vec<Problem>>,
+    /// Answers to probes.
+    pub(super) probed: Probed,
+    /// Requests to the API server; none are made with another source.
+    pub(super) requests: Arc<source::kube::Requests>,
+    /// Who else translates Services here, by the last look.
+    pub(super) rivals: Mutex<Vec<Problem>>,
 }
 
 /// The loaded object and its attachments.
@@ -148,6 +158,8 @@ pub(super) struct Timings {
     pub(super) full: Buckets,
     pub(super) change: Buckets,
     pub(super) programming: Buckets,
+    /// Full ones and changes together, in kube-proxy's buckets.
+    pub(super) all: Buckets,
 }
 
 impl Default for Timings {
@@ -156,7 +168,32 @@ impl Default for Timings {
             full: Buckets::new(families::SYNC_EDGES),
             change: Buckets::new(families::SYNC_EDGES),
             programming: Buckets::new(families::PROGRAMMING_EDGES),
+            all: Buckets::new(families::kube_proxy::SYNC_EDGES),
         }
+    }
+}
+
+/// How often probes were answered, well and not.
+#[derive(Debug, Default)]
+pub(super) struct Probed {
+    healthz: [AtomicU64; 2],
+    livez: [AtomicU64; 2],
+}
+
+impl Probed {
+    /// Counts an answer.
+    pub(super) fn count(&self, probe: http::Probe, fine: bool) {
+        let counts = match probe {
+            http::Probe::Healthz => &self.healthz,
+            http::Probe::Livez => &self.livez,
+        };
+        counts[usize::from(!fine)].fetch_add(1, Relaxed);
+    }
+
+    /// Answers to `/healthz` and to `/livez`: well, and not.
+    pub(super) fn counts(&self) -> ([u64; 2], [u64; 2]) {
+        let read = |counts: &[AtomicU64; 2]| [counts[0].load(Relaxed), counts[1].load(Relaxed)];
+        (read(&self.healthz), read(&self.livez))
     }
 }
 
@@ -231,6 +268,7 @@ impl Shared {
         let mut timings = lock(&self.timings);
         let sync = if first { &mut timings.full } else { &mut timings.change };
         sync.observe(took.as_secs_f64());
+        timings.all.observe(took.as_secs_f64());
         for latency in latencies {
             timings.programming.observe(latency.as_secs_f64());
         }
@@ -251,13 +289,14 @@ impl Shared {
         flushed
     }
 
-    /// What of the flags does not hold. An earlier agent's table of flows is kept, and with it its size.
+    /// What of the flags does not hold, and who else is at work. An earlier agent's table of flows is kept, and with it its size.
     pub(super) fn own_problems(&self, reconciler: &Reconciler) -> Vec<Problem> {
+        let mut problems = lock(&self.rivals).clone();
         let (there, wanted) = (reconciler.kernel().flows().slots(), self.config.limits.flows.get());
         if !self.config.translates() || there == wanted {
-            return Vec::new();
+            return problems;
         }
-        vec![Problem {
+        problems.push(Problem {
             origin: "evenkeel agent".to_owned(),
             object: "the flow table".to_owned(),
             field: "--max-flows".to_owned(),
@@ -265,7 +304,8 @@ impl Shared {
                 "an earlier agent's flow table is kept, which has {there} slots, not {wanted}; `evenkeel cleanup` before a start \
                  makes a new one, and ends the connections in it"
             ),
-        }]
+        });
+        problems
     }
 
     /// Connections that the counters have open though they fell silent. Asked for before the reconciler is locked: it may mean a

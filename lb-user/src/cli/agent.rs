@@ -143,6 +143,14 @@ pub(super) struct AgentArgs {
     /// Give every backend its own metric series
     #[arg(long, env = "EVENKEEL_BACKEND_METRICS")]
     backend_metrics: bool,
+    /// Serve kube-proxy's own metrics beside Evenkeel's, by their names and with this agent's numbers, so that dashboards and alerts
+    /// for kube-proxy go on (balance mode)
+    #[arg(long, env = "EVENKEEL_KUBE_PROXY_METRICS")]
+    kube_proxy_metrics: bool,
+    /// Balance though kube-proxy runs here or has left rules in force, to take over from it without a gap; end it and remove its rules
+    /// soon after (balance mode)
+    #[arg(long, env = "EVENKEEL_BESIDE_KUBE_PROXY")]
+    beside_kube_proxy: bool,
 }
 
 /// The values of `--mode`.
@@ -232,6 +240,16 @@ impl AgentArgs {
                 "--guest-interface: observe mode translates nothing; leave the flag out".to_owned(),
             ));
         }
+        for (flag, given) in [
+            ("--kube-proxy-metrics", self.kube_proxy_metrics),
+            (crate::doctor::owners::BESIDE, self.beside_kube_proxy),
+        ] {
+            if given && mode == Mode::Observe {
+                return Err(Failure::Usage(format!(
+                    "{flag}: observe mode takes nothing over from kube-proxy; leave the flag out"
+                )));
+            }
+        }
         Ok(Config {
             source: self.source,
             mode,
@@ -262,6 +280,8 @@ impl AgentArgs {
                 flows: self.max_flows,
             },
             backend_metrics: self.backend_metrics,
+            kube_proxy_metrics: self.kube_proxy_metrics,
+            beside_kube_proxy: self.beside_kube_proxy,
         })
     }
 }

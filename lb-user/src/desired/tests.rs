@@ -161,6 +161,7 @@ fn any_slice() -> impl Strategy<Value = Arc<Slice>> {
                 service: format!("svc-{service}").into(),
                 family,
                 weight,
+                changed_at: None,
                 ports: ports
                     .into_iter()
                     .map(|(name, protocol, number)| SlicePort {
@@ -498,6 +499,7 @@ fn one_slice_touches_its_own_service_alone_and_the_same_again_touches_nothing() 
             service: format!("svc-{i}").into(),
             family: Family::V4,
             weight: 1,
+            changed_at: None,
             ports: [SlicePort {
                 name: "http".into(),
                 protocol: Protocol::Tcp,

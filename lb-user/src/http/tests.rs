@@ -18,6 +18,7 @@ struct Told {
     report: Mutex<HealthReport>,
     live: bool,
     ready: bool,
+    answered: Mutex<Vec<(Probe, bool)>>,
 }
 
 impl Probes for Told {
@@ -31,6 +32,10 @@ impl Probes for Told {
         } else {
             Err("the reconcile loop has stopped".into())
         }
+    }
+
+    fn answered(&self, probe: Probe, fine: bool) {
+        self.answered.lock().expect("no panic").push((probe, fine));
     }
 
     fn ready(&self) -> Result<(), String> {
@@ -66,6 +71,7 @@ impl MetricSource for Told {
             events_lost: vec![],
             repairs: 0,
             problems: 0,
+            kube_proxy: None,
         }
     }
 }
@@ -84,12 +90,13 @@ fn well() -> Told {
         }),
         live: true,
         ready: true,
+        answered: Mutex::default(),
     }
 }
 
 /// Sends one request over a real connection: (status, content type, body).
-async fn ask(told: Told, method: Method, path: &str) -> (u16, String, String) {
-    let told = Arc::new(told);
+async fn ask(told: impl Into<Arc<Told>>, method: Method, path: &str) -> (u16, String, String) {
+    let told: Arc<Told> = told.into();
     let exporter = Exporter::new(told.clone(), 10).expect("the families are sound");
     let listener = listen(([127, 0, 0, 1], 0).into()).await.expect("a free port");
     let address = listener.local_addr().expect("it is bound");
@@ -167,6 +174,23 @@ async fn a_change_that_waits_too_long_is_unhealthy() {
     assert_eq!(status(waiting(60), "/healthz").await, 200);
     assert_eq!(status(waiting(61), "/healthz").await, 503);
     assert_eq!(status(waiting(61), "/livez").await, 503);
+}
+
+#[tokio::test]
+async fn answers_to_probes_are_told() {
+    for (told, path, expected) in [
+        (well(), "/healthz", vec![(Probe::Healthz, true)]),
+        (leaving(), "/healthz", vec![(Probe::Healthz, false)]),
+        (leaving(), "/livez", vec![(Probe::Livez, true)]),
+        (waiting(61), "/livez", vec![(Probe::Livez, false)]),
+        (Told { live: false, ..well() }, "/livez", vec![(Probe::Livez, false)]),
+        (well(), "/readyz", vec![]),
+        (well(), "/metrics", vec![]),
+    ] {
+        let told = Arc::new(told);
+        ask(told.clone(), Method::GET, path).await;
+        assert_eq!(*told.answered.lock().expect("alone"), expected, "{path}");
+    }
 }
 
 #[tokio::test]

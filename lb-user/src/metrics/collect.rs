@@ -13,9 +13,11 @@ use prometheus::{
 
 use super::{
     MetricSource,
-    families::{self, Family, Kind},
+    families::{self, Family, Kind, kube_proxy as names},
     roster::Roster,
-    snapshot::{Buckets, FAILURE_REASONS, REUSE_OUTCOMES, ServiceSample, Snapshot, reuse_outcomes},
+    snapshot::{
+        Buckets, FAILURE_REASONS, KubeProxySample, PROBE_CODES, REUSE_OUTCOMES, ServiceSample, Snapshot, reuse_outcomes,
+    },
 };
 use crate::{
     analysis::{cause::Cause, imbalance::Imbalance, reuse::EDGES_SECONDS},
@@ -41,6 +43,7 @@ impl SnapshotCollector {
     pub(super) fn new(source: Arc<dyn MetricSource>, service_cap: usize) -> prometheus::Result<Self> {
         let descriptions = families::ALL
             .iter()
+            .chain(names::ALL)
             .map(|family| {
                 let labels = family.labels.iter().map(|&label| label.to_owned()).collect();
                 Desc::new(family.name.to_owned(), family.help.to_owned(), labels, HashMap::new())
@@ -76,6 +79,9 @@ impl Collector for SnapshotCollector {
         page.reuse(&snapshot);
         page.agent(&snapshot);
         page.kernel(&snapshot);
+        if let Some(sample) = &snapshot.kube_proxy {
+            page.kube_proxy(&snapshot, sample);
+        }
         page.families
     }
 }
@@ -298,6 +304,41 @@ impl Page {
         }
         for &(source, count) in &snapshot.events_lost {
             self.counter(&families::EVENTS_LOST, &[source], count as f64);
+        }
+    }
+
+    /// The same agent, in kube-proxy's words.
+    fn kube_proxy(&mut self, snapshot: &Snapshot, sample: &KubeProxySample) {
+        self.histogram(&names::SYNC, &[], &sample.sync);
+        self.histogram(&names::PROGRAMMING, &[], &sample.programming);
+        self.time(&names::SYNC_LAST, &[], snapshot.sync_last);
+        self.time(&names::SYNC_QUEUED, &[], snapshot.sync_last_queued);
+        let (came, pending) = sample.endpoint_changes;
+        self.counter(&names::ENDPOINT_CHANGES, &[], came as f64);
+        self.gauge(&names::ENDPOINT_CHANGES_PENDING, &[], pending as f64);
+        let (came, pending) = sample.service_changes;
+        self.counter(&names::SERVICE_CHANGES, &[], came as f64);
+        self.gauge(&names::SERVICE_CHANGES_PENDING, &[], pending as f64);
+        for (family, counts) in [(&names::HEALTHZ, sample.healthz), (&names::LIVEZ, sample.livez)] {
+            for (code, count) in PROBE_CODES.into_iter().zip(counts) {
+                self.counter(family, &[code], count as f64);
+            }
+        }
+        if let Some(requests) = &sample.requests {
+            // List and watch are GET, and nothing else is asked.
+            for (code, &count) in &requests.by_status {
+                self.counter(&names::REQUESTS, &[&code.to_string(), "GET"], count as f64);
+            }
+            if requests.unanswered > 0 {
+                self.counter(&names::REQUESTS, &["<error>", "GET"], requests.unanswered as f64);
+            }
+            self.histogram(&names::REQUEST_DURATION, &["GET"], &requests.durations);
+        }
+        if let Some(bytes) = sample.resident_bytes {
+            self.gauge(&names::RESIDENT, &[], bytes as f64);
+        }
+        if let Some(seconds) = sample.cpu_seconds {
+            self.counter(&names::CPU, &[], seconds);
         }
     }
 }

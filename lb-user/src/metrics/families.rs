@@ -57,10 +57,12 @@ macro_rules! families {
                 absent: $absent,
             };
         )*
-        /// All metrics, in the documentation's order.
+        /// All metrics of this list, in the documentation's order.
         pub const ALL: &[Family] = &[$($id),*];
     };
 }
+
+pub mod kube_proxy;
 
 /// Edges of a connection's latency: from what a local connect takes to what SYN retries take.
 pub const CONNECT_EDGES: &[f64] = &[
@@ -178,7 +180,7 @@ families! {
     FORGOTTEN Kind::Counter, "evenkeel_forgotten_total", ["kind"],
         "Things that the observer let go for want of room: what is derived from them is undercounted by at most as many.", "";
     PROGRAMMING_DURATION Kind::Histogram(PROGRAMMING_EDGES), "evenkeel_network_programming_duration_seconds", [],
-        "Time from an endpoint's change at the API server to its effect in this node's kernel.", "";
+        "Time from a change's arrival at the agent to its effect in this node's kernel.", "";
     SYNC_DURATION Kind::Histogram(SYNC_EDGES), "evenkeel_sync_duration_seconds", ["kind"],
         "Time that applying changes to the kernel took.", "";
     SYNC_LAST Kind::Gauge, "evenkeel_sync_last_timestamp_seconds", [],
@@ -214,6 +216,21 @@ families! {
         "Always 1; the labels say which agent runs.", "";
 }
 
+/// Writes a metric's line of a table.
+fn row(out: &mut String, family: &Family) {
+    let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+    // Writing into a String cannot fail.
+    let _infallible = writeln!(
+        out,
+        "| `{}` | {} | {} | {} | {} |",
+        family.name,
+        family.kind.name(),
+        labels.join(", "),
+        family.help,
+        family.absent
+    );
+}
+
 /// Writes `docs/metrics.md`.
 pub fn document() -> String {
     let mut out = String::from(
@@ -227,21 +244,16 @@ pub fn document() -> String {
          | metric | type | labels | what it says | no series |\n|---|---|---|---|---|\n",
     );
     for family in ALL {
-        let labels = family
-            .labels
-            .iter()
-            .map(|label| format!("`{label}`"))
-            .collect::<Vec<_>>()
-            .join(", ");
-        // Writing into a String cannot fail.
-        let _infallible = writeln!(
-            out,
-            "| `{}` | {} | {labels} | {} | {} |",
-            family.name,
-            family.kind.name(),
-            family.help,
-            family.absent
-        );
+        row(&mut out, family);
+    }
+    out.push_str(
+        "\n## kube-proxy's names\n\n\
+         With `--kube-proxy-metrics`, in balance mode, these are served besides, by kube-proxy's names and edges, so that dashboards and alerts\n\
+         for kube-proxy go on (docs/kube-proxy.md). They have no labels `ip_family` and `host`. There is no `go_goroutines`: the agent has none.\n\n\
+         | metric | type | labels | what it says | no series |\n|---|---|---|---|---|\n",
+    );
+    for family in kube_proxy::ALL {
+        row(&mut out, family);
     }
     out.push_str(
         "\n## Actions of packets\n\n\
@@ -259,7 +271,7 @@ pub fn document() -> String {
         let _infallible = writeln!(out, "| `{}` | {at} | {says} |", action::NAMES[action as usize]);
     }
     out.push_str("\n## Buckets\n\nUpper edges in seconds, `+Inf` besides.\n\n");
-    for family in ALL {
+    for family in ALL.iter().chain(kube_proxy::ALL) {
         if let Kind::Histogram(edges) = family.kind {
             let edges = edges.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
             let _infallible = writeln!(out, "- `{}`: {edges}", family.name);

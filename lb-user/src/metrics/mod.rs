@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use prometheus::{Encoder, Registry, TextEncoder};
 pub use snapshot::{
-    BackendSample, Buckets, ConnectSample, FAILURE_REASONS, MapSample, ProgramSample, REUSE_OUTCOMES, ServiceSample,
-    Snapshot, SyncSample, reuse_outcomes,
+    BackendSample, Buckets, ConnectSample, FAILURE_REASONS, KubeProxySample, MapSample, PROBE_CODES, ProgramSample,
+    REUSE_OUTCOMES, ServiceSample, Snapshot, SyncSample, reuse_outcomes,
 };
 
 /// The content type of what [`Exporter::encode`] writes.

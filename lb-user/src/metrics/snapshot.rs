@@ -6,6 +6,7 @@ use crate::{
         imbalance::{Imbalance, Share},
         reuse::ReuseCounts,
     },
+    source::kube::RequestCounts,
     view::{BackendCountsView, Mode, Timestamp},
 };
 
@@ -78,6 +79,34 @@ pub struct Snapshot {
     pub repairs: u64,
     /// Fields and objects of the input that were not taken.
     pub problems: u64,
+    /// What is told under kube-proxy's names, where that was asked for.
+    pub kube_proxy: Option<KubeProxySample>,
+}
+
+/// HTTP statuses of probes, in the order of [`KubeProxySample::healthz`].
+pub const PROBE_CODES: [&str; 2] = ["200", "503"];
+
+/// What is told under kube-proxy's names and nowhere else.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KubeProxySample {
+    /// How long applications took, over [`super::families::kube_proxy::SYNC_EDGES`].
+    pub sync: Buckets,
+    /// From the changes that slices are annotated with to their effect, over [`super::families::PROGRAMMING_EDGES`].
+    pub programming: Buckets,
+    /// Changes of Services that came in, and those that wait.
+    pub service_changes: (u64, u64),
+    /// Changes of EndpointSlices that came in, and those that wait.
+    pub endpoint_changes: (u64, u64),
+    /// Answers to `/healthz`, in the order of [`PROBE_CODES`].
+    pub healthz: [u64; PROBE_CODES.len()],
+    /// Answers to `/livez`, in the order of [`PROBE_CODES`].
+    pub livez: [u64; PROBE_CODES.len()],
+    /// Requests to the API server; none with another source.
+    pub requests: Option<RequestCounts>,
+    /// Resident memory in bytes; none where the kernel does not tell.
+    pub resident_bytes: Option<u64>,
+    /// Seconds on CPUs; none where the kernel does not tell.
+    pub cpu_seconds: Option<f64>,
 }
 
 /// How often a hook did something.

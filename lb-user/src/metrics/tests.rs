@@ -7,6 +7,7 @@ use crate::{
         imbalance,
         reuse::{INTERVAL_BUCKETS, ReuseCounts},
     },
+    source::kube::RequestCounts,
     view::{BackendCountsView, Mode, Timestamp},
 };
 
@@ -53,6 +54,7 @@ fn blank() -> Snapshot {
         events_lost: vec![("ring", 0)],
         repairs: 0,
         problems: 0,
+        kube_proxy: None,
     }
 }
 
@@ -114,7 +116,33 @@ fn busy() -> Snapshot {
             runs: 1_000,
             run_nanoseconds: 500_000,
         }],
+        kube_proxy: Some(kube_proxy()),
         ..blank()
+    }
+}
+
+/// What a busy agent tells under kube-proxy's names.
+fn kube_proxy() -> KubeProxySample {
+    let mut requests = RequestCounts {
+        by_status: [(200, 41), (410, 1)].into(),
+        unanswered: 2,
+        ..RequestCounts::default()
+    };
+    requests.durations.observe(0.004);
+    let mut sync = Buckets::new(families::kube_proxy::SYNC_EDGES);
+    sync.observe(0.000_4);
+    let mut programming = Buckets::new(families::PROGRAMMING_EDGES);
+    programming.observe(0.03);
+    KubeProxySample {
+        sync,
+        programming,
+        service_changes: (12, 0),
+        endpoint_changes: (340, 2),
+        healthz: [9, 1],
+        livez: [8, 0],
+        requests: Some(requests),
+        resident_bytes: Some(20 << 20),
+        cpu_seconds: Some(1.5),
     }
 }
 
@@ -172,6 +200,43 @@ fn names_types_and_help_follow_the_rules() {
             assert!(!forbidden.contains(label), "{name}: label {label}");
         }
     }
+}
+
+#[test]
+fn kube_proxys_names_are_kept_and_shown_on_request_alone() {
+    let (without, with) = (scrape(blank()), scrape(busy()));
+    for family in families::kube_proxy::ALL {
+        let line = format!("# TYPE {} {}\n", family.name, family.kind.name());
+        assert!(!without.contains(&line) && with.contains(&line), "{}", family.name);
+        let of_another = ["kubeproxy_", "rest_client_", "process_"];
+        assert!(
+            of_another.iter().any(|prefix| family.name.starts_with(prefix)),
+            "{}",
+            family.name
+        );
+        assert!(
+            families::ALL.iter().all(|own| own.name != family.name),
+            "{}",
+            family.name
+        );
+        assert!(family.help.ends_with('.'), "{}", family.name);
+    }
+    for line in [
+        "rest_client_requests_total{code=\"410\",method=\"GET\"} 1",
+        "rest_client_requests_total{code=\"<error>\",method=\"GET\"} 2",
+        "kubeproxy_proxy_healthz_total{code=\"503\"} 1",
+        "kubeproxy_sync_proxy_rules_endpoint_changes_pending 2",
+    ] {
+        assert!(with.lines().any(|found| found == line), "{line}");
+    }
+    // With another source than the API server there are no requests, and nothing is made up.
+    let mut other = busy();
+    other.kube_proxy = Some(KubeProxySample {
+        requests: None,
+        ..kube_proxy()
+    });
+    assert!(!scrape(other).contains("rest_client_"));
+    assert_eq!(families::kube_proxy::SYNC_EDGES.len(), 15);
 }
 
 #[test]
@@ -282,6 +347,7 @@ fn the_content_type_is_exactly_the_text_format() {
 fn the_list_of_families_is_golden() {
     let lines: Vec<String> = families::ALL
         .iter()
+        .chain(families::kube_proxy::ALL)
         .map(|family| {
             let labels = family.labels.join(",");
             format!("{} {} {{{labels}}} {}", family.name, family.kind.name(), family.help)

@@ -3,7 +3,7 @@
 //! A record holds what some rule needs and nothing else, and it is small: 10,000 Services with 10 endpoints each are
 //! some 18 MB, indexes of the fold included. Addresses that must never be dialled (loopback, link-local, multicast, unspecified) are not in here.
 
-use std::{net::IpAddr, num::NonZeroU16, sync::Arc};
+use std::{net::IpAddr, num::NonZeroU16, sync::Arc, time::SystemTime};
 
 use super::{Cidr, ObjectName, Protocol};
 
@@ -169,6 +169,8 @@ pub struct Slice {
     pub family: Family,
     /// Weight of each of its endpoints, 0..=100 (annotation `evenkeel.io/weight`).
     pub weight: u16,
+    /// When what it says came about, where it says so (annotation `endpoints.kubernetes.io/last-change-trigger-time`).
+    pub changed_at: Option<SystemTime>,
     /// Its ports.
     pub ports: Box<[SlicePort]>,
     /// Its endpoints.

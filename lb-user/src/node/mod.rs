@@ -6,6 +6,7 @@
 
 pub mod inventory;
 pub mod ipvs;
+pub mod kube_proxy;
 mod legacy;
 pub mod links;
 pub mod nftables;

@@ -5,10 +5,7 @@
 
 use std::{fs, io, path::Path};
 
-use super::{
-    legacy::{self, Nat},
-    nftables::{self, Chain},
-};
+use super::{kube_proxy, legacy, nftables};
 
 /// The system that an owner of Services is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +33,19 @@ pub struct Owner {
     pub trace: String,
 }
 
+impl System {
+    /// Whether it is kube-proxy, in whichever mode.
+    pub fn is_kube_proxy(self) -> bool {
+        matches!(
+            self,
+            Self::KubeProxyIpvs | Self::KubeProxyIptables | Self::KubeProxyNftables
+        )
+    }
+}
+
 impl Owner {
-    fn new(system: System, trace: String) -> Self {
+    /// An owner, of which something was found.
+    pub fn new(system: System, trace: String) -> Self {
         let name = match system {
             System::KubeProxyIpvs => "kube-proxy (ipvs)",
             System::KubeProxyIptables => "kube-proxy (iptables)",
@@ -66,17 +74,30 @@ pub fn find(bpffs: &Path) -> Owners {
         Err(error) => owners.unseen.push(format!("network devices: {error}")),
     }
     match nftables::chains() {
-        Ok(all) => owners.found.extend(by_chain(&all)),
+        Ok(all) => owners.found.extend(kube_proxy::by_chains(&all)),
         Err(error) => owners.unseen.push(format!("nftables chains: {error}")),
     }
     match legacy::read() {
-        Ok(tables) => owners.found.extend(by_legacy_rule(&tables)),
+        Ok(tables) => owners.found.extend(kube_proxy::by_legacy_rules(&tables)),
         Err(error) => owners.unseen.push(format!("rules of the old iptables: {error}")),
     }
     let mut pins = names(bpffs).unwrap_or_default();
     pins.extend(names(&bpffs.join("tc/globals")).unwrap_or_default());
     owners.found.extend(by_pin(&pins));
+    owners.found = joined(owners.found);
     owners
+}
+
+/// Each system once, with all its traces.
+fn joined(found: Vec<Owner>) -> Vec<Owner> {
+    let mut joined: Vec<Owner> = Vec::new();
+    for owner in found {
+        match joined.iter_mut().find(|known| known.system == owner.system) {
+            Some(known) => known.trace = format!("{}, {}", known.trace, owner.trace),
+            None => joined.push(owner),
+        }
+    }
+    joined
 }
 
 /// Names of the devices of this network namespace; /sys would show those of the namespace in which it was mounted.
@@ -100,7 +121,7 @@ fn by_device(devices: &[String]) -> Vec<Owner> {
         Some(Owner::new(system, format!("device {device}")))
     };
     [
-        traced(System::KubeProxyIpvs, &|device| device == "kube-ipvs0"),
+        kube_proxy::by_device(devices),
         traced(System::Cilium, &|device| {
             device == "cilium_host" || device == "cilium_net"
         }),
@@ -109,31 +130,6 @@ fn by_device(devices: &[String]) -> Vec<Owner> {
     .into_iter()
     .flatten()
     .collect()
-}
-
-fn by_chain(all: &[Chain]) -> Option<Owner> {
-    // The iptables mode writes KUBE-SERVICES into a nat table, the nftables mode owns the table kube-proxy. Lone KUBE-*
-    // chains (hints, firewall marks) are the kubelet's and translate nothing.
-    let (system, chain) = all.iter().find_map(|chain| {
-        if chain.table == "kube-proxy" {
-            Some((System::KubeProxyNftables, chain))
-        } else {
-            (chain.name == "KUBE-SERVICES").then_some((System::KubeProxyIptables, chain))
-        }
-    })?;
-    Some(Owner::new(
-        system,
-        format!("chain {} in table {}", chain.name, chain.table),
-    ))
-}
-
-/// The old iptables' rules; a chain of kube-proxy's is never without rules.
-fn by_legacy_rule(tables: &[Nat]) -> Option<Owner> {
-    let mut rules = tables.iter().flat_map(|table| &table.rules);
-    rules.any(|rule| rule.chain == "KUBE-SERVICES").then(|| {
-        let trace = "chain KUBE-SERVICES in the old iptables' table nat";
-        Owner::new(System::KubeProxyIptables, trace.to_owned())
-    })
 }
 
 fn by_pin(pins: &[String]) -> Vec<Owner> {
@@ -160,16 +156,6 @@ mod tests {
         texts.iter().map(|&text| text.to_owned()).collect()
     }
 
-    fn chain(table: &str, name: &str) -> Chain {
-        Chain {
-            family: 2,
-            table: table.to_owned(),
-            name: name.to_owned(),
-            translates: false,
-            drops_forwarded: false,
-        }
-    }
-
     #[test]
     fn each_owner_is_known_by_its_traces() {
         let found = by_device(&strings(&["lo", "eth0", "kube-ipvs0", "cilium_net"]));
@@ -178,29 +164,20 @@ mod tests {
             [System::KubeProxyIpvs, System::Cilium]
         );
         assert!(by_device(&strings(&["lo", "cali1234"])).is_empty());
-        assert!(by_chain(&[chain("nat", "PREROUTING"), chain("mangle", "KUBE-KUBELET-CANARY")]).is_none());
-        let system = |chains: &[Chain]| by_chain(chains).map(|owner| owner.system);
-        assert_eq!(
-            system(&[chain("nat", "KUBE-SERVICES")]),
-            Some(System::KubeProxyIptables)
-        );
-        assert_eq!(
-            system(&[chain("kube-proxy", "services")]),
-            Some(System::KubeProxyNftables)
-        );
-        let legacy = |chain: &str| {
-            let rule = nftables::Rule {
-                chain: chain.to_owned(),
-                ..nftables::Rule::default()
-            };
-            by_legacy_rule(&[Nat {
-                family: 2,
-                rules: vec![rule],
-            }])
-        };
-        assert!(legacy("KUBE-SERVICES").is_some() && legacy("DOCKER").is_none());
         assert_eq!(by_pin(&strings(&["cilium", "evenkeel"])).len(), 1);
         assert_eq!(by_pin(&strings(&["cali_v4_nat_fe3"])).len(), 1);
         assert!(by_pin(&strings(&["evenkeel", "ip", "tc"])).is_empty());
+    }
+
+    #[test]
+    fn the_traces_of_one_system_are_one_owner() {
+        let owner = |system, trace: &str| Owner::new(system, trace.to_owned());
+        let found = joined(vec![
+            owner(System::KubeProxyIpvs, "a"),
+            owner(System::Cilium, "b"),
+            owner(System::KubeProxyIpvs, "c"),
+        ]);
+        let shown: Vec<_> = found.iter().map(|owner| (owner.system, owner.trace.as_str())).collect();
+        assert_eq!(shown, [(System::KubeProxyIpvs, "a, c"), (System::Cilium, "b")]);
     }
 }

@@ -239,7 +239,7 @@ fn own_addresses() -> HashSet<IpAddr> {
 }
 
 /// The name of the process that holds a socket; none where it runs out of sight, or too many files are open to look at all.
-fn process_of(inode: u64) -> Option<String> {
+pub(super) fn process_of(inode: u64) -> Option<String> {
     let wanted = format!("socket:[{inode}]");
     let mut left = MAX_FILES;
     for process in fs::read_dir("/proc").ok()?.flatten() {

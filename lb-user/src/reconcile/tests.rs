@@ -267,6 +267,44 @@ fn one_change_writes_its_own_service() {
 }
 
 #[test]
+fn changes_are_counted_until_they_are_written() {
+    let mut reconciler = start(Memory::new(ROOMY));
+    assert!(reconciler.changes().is_none(), "nobody has asked");
+    reconciler.count_changes();
+    want(&mut reconciler, &[WEB, DNS]);
+    let counts = |reconciler: &Reconciler<Memory>| {
+        let changes = reconciler.changes().expect("asked for");
+        let (services, slices) = changes.pending();
+        (
+            changes.services(),
+            services,
+            changes.slices(),
+            slices,
+            changes.programming().count(),
+        )
+    };
+    // Slices of Services that are not known yet touch nobody.
+    assert_eq!(counts(&reconciler), (2, 2, 2, 0, 0));
+    sync(&mut reconciler);
+    reconciler.flush();
+    assert_eq!(counts(&reconciler), (2, 0, 2, 0, 0));
+    let fewer = Wanted {
+        endpoints: &[1, 2],
+        ..WEB
+    };
+    for object in objects(&[fewer]) {
+        if let Object::Slice(mut slice) = object {
+            Arc::make_mut(&mut slice).changed_at = Some(SystemTime::now() + Duration::from_mins(1));
+            reconciler.take(Update::Apply(Object::Slice(slice)));
+        }
+    }
+    assert_eq!(counts(&reconciler), (2, 0, 3, 1, 0));
+    reconciler.flush();
+    assert_eq!(counts(&reconciler), (2, 0, 3, 0, 1));
+    assert_settled(&mut reconciler);
+}
+
+#[test]
 fn a_refusal_at_any_write_is_made_good() {
     let sticky = Wanted {
         sticky: true,

@@ -138,6 +138,7 @@ impl Population {
             service: format!("filler-{service}").into(),
             family: Family::V4,
             weight: 1,
+            changed_at: None,
             ports: [SlicePort {
                 name: "".into(),
                 protocol: Protocol::Tcp,

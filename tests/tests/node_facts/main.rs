@@ -1,6 +1,7 @@
 //! What the node says, read from real rules, sockets and settings in namespaces of our own.
 
 mod iptables;
+mod kube_proxy;
 
 use std::{
     collections::{HashMap, HashSet},

@@ -2,6 +2,7 @@
 //!
 //! Both run in the namespace of the test's own node; Prometheus is the one that setup has unpacked.
 
+mod kube_proxy;
 mod server;
 
 use std::{collections::BTreeSet, net::TcpStream, process::ExitCode};
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     runner::run(vec![
         trial("prometheus_answers_every_panel", every_panel),
         trial("a_starved_endpoint_reaches_prometheus", starved_endpoint),
+        trial("kube_proxys_dashboard_goes_on", kube_proxy::dashboard),
     ])
 }
 

@@ -74,6 +74,11 @@ impl Prometheus {
 impl Program {
     /// Starts it in a node's namespace, with this repository's rules.
     pub(super) fn start(&self, node: &Node) -> Result<Prometheus> {
+        self.start_as(node, "evenkeel")
+    }
+
+    /// Starts it with another name for the job whose target the agent is.
+    pub(super) fn start_as(&self, node: &Node, job: &str) -> Result<Prometheus> {
         let folder = node.folder().join("prometheus");
         fs::create_dir(&folder)?;
         for file in RULE_FILES {
@@ -84,7 +89,7 @@ impl Program {
         let config = format!(
             "global:\n  scrape_interval: 1s\n  evaluation_interval: 1s\n\
              rule_files: [{}]\n\
-             scrape_configs:\n  - job_name: evenkeel\n    static_configs:\n      - targets: ['{METRICS}']\n",
+             scrape_configs:\n  - job_name: {job}\n    static_configs:\n      - targets: ['{METRICS}']\n",
             RULE_FILES.join(", ")
         );
         fs::write(folder.join("prometheus.yml"), config)?;

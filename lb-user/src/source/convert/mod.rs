@@ -32,6 +32,8 @@ const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 const TAINT_AUTOSCALER: &str = "ToBeDeletedByClusterAutoscaler";
 /// The annotation that weighs all endpoints of an EndpointSlice.
 pub const ANNOTATION_WEIGHT: &str = "evenkeel.io/weight";
+/// The annotation with the time of the change that an EndpointSlice was written for.
+const ANNOTATION_CHANGED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// The greatest weight that [`ANNOTATION_WEIGHT`] may give.
 pub const MAX_WEIGHT: u16 = 100;
 

@@ -1,10 +1,10 @@
 //! EndpointSlices.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use k8s_openapi::api::discovery::v1 as k8s;
 
-use super::{ANNOTATION_WEIGHT, Edge, LABEL_SERVICE_NAME, MAX_WEIGHT, Names, quote};
+use super::{ANNOTATION_CHANGED, ANNOTATION_WEIGHT, Edge, LABEL_SERVICE_NAME, MAX_WEIGHT, Names, quote};
 use crate::model::{Endpoint, Family, Hints, ObjectName, Slice, SlicePort};
 
 pub(super) fn convert(
@@ -41,6 +41,7 @@ pub(super) fn convert(
         service: names.share(service),
         family,
         weight: weight?,
+        changed_at: changed_at(slice),
         ports,
         endpoints,
     })
@@ -65,6 +66,13 @@ fn weight(edge: &mut Edge<'_>, slice: &k8s::EndpointSlice) -> Option<u16> {
         );
     }
     weight
+}
+
+/// When the change happened that the slice was written for. It is measured by and nothing else, so one that is no time is passed over.
+fn changed_at(slice: &k8s::EndpointSlice) -> Option<SystemTime> {
+    let text = slice.metadata.annotations.as_ref()?.get(ANNOTATION_CHANGED)?;
+    let time: k8s_openapi::jiff::Timestamp = text.parse().ok()?;
+    Some(time.into())
 }
 
 fn ports(edge: &mut Edge<'_>, names: &mut Names, slice: &k8s::EndpointSlice) -> Box<[SlicePort]> {

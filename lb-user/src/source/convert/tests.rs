@@ -1,5 +1,7 @@
 //! Whatever comes in, nothing panics and nothing that must not be dialled comes out.
 
+use std::time::{Duration, SystemTime};
+
 use k8s_openapi::{
     api::{core::v1 as core, discovery::v1 as discovery},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -23,6 +25,34 @@ fn metadata(name: &str) -> ObjectMeta {
         name: Some(name.to_owned()),
         labels: Some([(LABEL_SERVICE_NAME.to_owned(), "web".to_owned())].into()),
         ..ObjectMeta::default()
+    }
+}
+
+#[test]
+fn a_slice_says_when_its_change_happened_or_nothing() {
+    let changed_at = |text: Option<&str>| {
+        let slice = discovery::EndpointSlice {
+            address_type: "IPv4".to_owned(),
+            endpoints: vec![],
+            metadata: ObjectMeta {
+                annotations: text.map(|text| [(ANNOTATION_CHANGED.to_owned(), text.to_owned())].into()),
+                ..metadata("web-1")
+            },
+            ports: None,
+        };
+        let converted = converted(|converter| converter.slice(&slice));
+        assert!(converted.problems.is_empty(), "{:?}", converted.problems);
+        match converted.object {
+            Some(Object::Slice(slice)) => slice.changed_at,
+            other => panic!("{other:?}"),
+        }
+    };
+    let expected = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_250);
+    for text in ["2023-11-14T22:13:20.25Z", "2023-11-14T23:13:20.250000000+01:00"] {
+        assert_eq!(changed_at(Some(text)), Some(expected), "{text}");
+    }
+    for text in [None, Some(""), Some("yesterday"), Some("2023-11-14")] {
+        assert_eq!(changed_at(text), None, "{text:?}");
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod feed;
 mod page;
+mod requests;
 mod wire;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -15,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use self::feed::Feed;
+pub use self::requests::{RequestCounts, Requests};
 use super::{CHANNEL, Running, Source, Status};
 use crate::{model::Kind, supervise::supervise};
 
@@ -32,6 +34,8 @@ pub struct Options {
     pub kubeconfig: Option<PathBuf>,
     /// Time limits and waits.
     pub timing: Timing,
+    /// Where requests are counted.
+    pub requests: Arc<Requests>,
 }
 
 /// Time limits and waits of the list and watch loops.

@@ -157,7 +157,8 @@ pub(super) async fn page(
     }
     let request = request.list(&params).map_err(|error| WireError::Setup(chain(&error)))?;
     let answer = options.timing.answer;
-    let mut body = ask(client, request.map(Body::from), answer).await?;
+    let asked = ask(client, request.map(Body::from), answer);
+    let mut body = options.requests.count(asked).await?;
     let mut text = BytesMut::new();
     while let Some(part) = body.part(answer).await? {
         if text.len() + part.len() > LARGEST_ANSWER {
@@ -183,7 +184,8 @@ pub(super) async fn watch(client: &Client, kind: Kind, options: &Options, versio
     // A compressed stream cannot be taken apart event by event.
     let plain = "identity".parse().map_err(|_| WireError::Setup("header".to_owned()))?;
     request.headers_mut().insert("accept-encoding", plain);
-    let body = ask(client, request.map(Body::from), options.timing.answer).await?;
+    let asked = ask(client, request.map(Body::from), options.timing.answer);
+    let body = options.requests.count(asked).await?;
     Ok(Events {
         body,
         text: BytesMut::new(),
