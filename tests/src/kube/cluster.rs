@@ -43,6 +43,7 @@ const MARKER: &str = "lab-marker";
 pub struct Cluster {
     // Dropped in this order: agents first, then their pods, then what they ask, then the wires.
     shadow: Mutex<Option<LabNode>>,
+    shadow_places: Mutex<BTreeMap<u8, Netns>>,
     nodes: Vec<Arc<LabNode>>,
     kubelets: Vec<Kubelet>,
     names: NameServer,
@@ -108,6 +109,7 @@ impl Cluster {
         })?;
         Ok(Self {
             shadow: Mutex::default(),
+            shadow_places: Mutex::default(),
             nodes,
             kubelets,
             names,
@@ -271,8 +273,7 @@ impl Cluster {
     /// Where it cannot be made.
     pub fn beside<T>(&self, number: u8, work: impl FnOnce(&LabNode) -> Result<T>) -> Result<T> {
         let mut shadow = self.shadow.lock().unwrap_or_else(PoisonError::into_inner);
-        let netns = topology::place(true)?;
-        self.wires.join_shadow(&netns, number)?;
+        let netns = self.shadow_place(number)?;
         let folder = self.folder.path().join(format!("shadow{number}"));
         let kubeconfig = self.folder.path().join("shadow.kubeconfig");
         self.plane()
@@ -282,6 +283,18 @@ impl Cluster {
         let done = work(cold).with_context(|| format!("the machine beside node {number} said:\n{}", cold.log()));
         *shadow = None;
         done
+    }
+
+    /// The namespace beside a node's, made once.
+    fn shadow_place(&self, number: u8) -> Result<Netns> {
+        let mut places = self.shadow_places.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = places.get(&number) {
+            return Ok(place.clone());
+        }
+        let place = topology::place(true)?;
+        self.wires.join_shadow(&place, number)?;
+        places.insert(number, place.clone());
+        Ok(place)
     }
 
     /// What everybody has said last.

@@ -354,9 +354,9 @@ fn write_kubeconfig(path: &Path, pki: &Pki, server: &str, user: &Value) -> Resul
 /// Tells what accounts ask for, and nothing of what administrators and controllers do.
 fn audit_policy() -> Value {
     json!({
-        "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived", "ResponseComplete"],
+        "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
         "rules": [
-            {"level": "Metadata", "users": [super::account::USER], "omitStages": ["RequestReceived"]},
+            {"level": "Metadata", "users": [super::account::USER]},
             {"level": "None"},
         ],
     })

@@ -10,6 +10,9 @@ use serde_json::json;
 use super::{Cluster, faults, process, report, standing};
 use crate::interrupt;
 
+/// Schedules of faults in a whole run.
+const SCHEDULES: u64 = 50;
+
 /// A real control plane with three lab nodes
 #[derive(Debug, Parser)]
 #[command(name = "evenkeel-kube", version)]
@@ -34,11 +37,14 @@ enum Verb {
     },
     /// Remove the standing cluster
     Down,
-    /// Build a cluster, run the cases in it and remove it; exit 1 if one fails
+    /// Build a cluster, run the cases and schedules of faults in it and remove it; exit 1 if anything fails
     Run {
         /// Write the outcomes to this file, as JSON
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
+        /// How many schedules of faults, where no names are given
+        #[arg(long, default_value_t = SCHEDULES)]
+        schedules: u64,
         /// Only the cases of these rows or names
         #[arg(value_name = "NAME")]
         names: Vec<String>,
@@ -46,7 +52,7 @@ enum Verb {
     /// Play schedules of faults in a cluster of one's own; exit 1 if something went wrong
     Faults {
         /// How many schedules
-        #[arg(long, default_value_t = 50)]
+        #[arg(long, default_value_t = SCHEDULES)]
         count: u64,
         /// Play the schedule of this seed alone
         #[arg(long)]
@@ -86,7 +92,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Hold => standing::hold()?,
         Verb::Pod(args) => process::run(&args)?,
         Verb::Faults { count, seed, json } => return play_faults(count, seed, json),
-        Verb::Run { json, names } => return run_cases(json, &names),
+        Verb::Run { json, schedules, names } => return run_all(json, schedules, &names),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -110,15 +116,22 @@ fn write_json(file: Option<PathBuf>, value: &serde_json::Value) -> Result<()> {
     Ok(())
 }
 
-fn run_cases(json: Option<PathBuf>, names: &[String]) -> Result<ExitCode> {
+fn run_all(json: Option<PathBuf>, schedules: u64, names: &[String]) -> Result<ExitCode> {
     interrupt::catch()?;
     report::select(names)?;
     let _mounts = BpfFs::enter_private()?;
     let cluster = Cluster::new(&report::say)?;
     let outcomes = report::run(&cluster, names)?;
-    let all = json!({"rows": report::rows_json(&outcomes), "e2e": report::e2e_json(&outcomes)});
+    let mut all = json!({"rows": report::rows_json(&outcomes), "e2e": report::e2e_json(&outcomes)});
+    let mut failed = outcomes.iter().any(|outcome| outcome.result.is_err());
+    let mut text = report::to_text(&outcomes);
+    if names.is_empty() && schedules > 0 {
+        let tally = faults::run(&cluster, 1..=schedules)?;
+        all["faults"] = tally.to_json();
+        failed |= !tally.is_good();
+        text = format!("{text}\n{tally}");
+    }
     write_json(json, &all)?;
-    report::say(&format!("\n{}", report::to_text(&outcomes)));
-    let failed = outcomes.iter().any(|outcome| outcome.result.is_err());
+    report::say(&format!("\n{text}"));
     Ok(ExitCode::from(u8::from(failed)))
 }

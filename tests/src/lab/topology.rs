@@ -157,7 +157,10 @@ impl Wires {
         link::join((shadow, UPLINK), (&self.router, &port))?;
         for family in Family::ALL {
             let len = if family == Family::V4 { 24 } else { 64 };
-            let (inner, outer) = (plan::transfer(family, 9, 1), plan::transfer(family, 9, 2));
+            let (inner, outer) = (
+                plan::transfer(family, 10 + node, 1),
+                plan::transfer(family, 10 + node, 2),
+            );
             link::add_address(&self.router, &port, inner, len)?;
             link::add_address(shadow, UPLINK, outer, len)?;
             link::add_address(shadow, "lo", plan::node(family, node), family.host_len())?;
