@@ -40,9 +40,14 @@ fn fold() -> Desired {
 fn timing() -> Timing {
     Timing {
         answer: Duration::from_secs(1),
+        connect: Duration::from_secs(1),
         silence: Duration::from_secs(5),
         watch: Duration::from_mins(1),
         first_wait: Duration::from_millis(5),
+        unreachable_wait: Duration::from_millis(40),
+        patient_wait: Duration::from_millis(40),
+        patience: Duration::from_mins(1),
+        overload_patience: Duration::from_mins(1),
         most_wait: Duration::from_millis(40),
         steady: Duration::from_millis(100),
         page: 2,
@@ -173,6 +178,7 @@ impl Lab {
             url: Some(server.url()),
             kubeconfig: None,
             timing: timing(),
+            ..Options::default()
         };
         Self {
             running: start(options, &cancel),

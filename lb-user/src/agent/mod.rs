@@ -215,6 +215,7 @@ fn start_source(config: &Config, cancel: &CancellationToken) -> Running {
                 url: config.kube_url.clone(),
                 kubeconfig: config.kubeconfig.clone(),
                 timing: source::kube::Timing::default(),
+                defects: source::kube::Defects::default(),
             },
             cancel,
         ),
