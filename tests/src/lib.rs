@@ -15,5 +15,6 @@ pub mod packet;
 pub mod plane;
 pub mod prometheus;
 pub mod runner;
+pub mod schedules;
 pub mod socket;
 pub mod world;

@@ -141,20 +141,18 @@ impl Feed {
 
     /// Lists if need be, then watches until the watch ends.
     async fn attempt(&mut self, position: &mut Position, liveness: &Liveness) -> Result<(), TryError> {
-        let connection = match &position.connection {
-            Some((connection, _)) => connection.clone(),
-            None => {
-                let connection = wire::connection(&self.options, &self.dialer).await?;
-                position.connection.insert((connection, Instant::now())).0.clone()
-            }
+        let connection = if let Some((connection, _)) = &position.connection {
+            connection.clone()
+        } else {
+            let connection = wire::connection(&self.options, &self.dialer).await?;
+            position.connection.insert((connection, Instant::now())).0.clone()
         };
-        let version = match &position.version {
-            Some(version) => version.clone(),
-            None => {
-                let version = self.list(&connection, position.listed, liveness).await?;
-                position.listed = true;
-                position.version.insert(version).clone()
-            }
+        let version = if let Some(version) = &position.version {
+            version.clone()
+        } else {
+            let version = self.list(&connection, position.listed, liveness).await?;
+            position.listed = true;
+            position.version.insert(version).clone()
         };
         let opened = wire::watch(&connection, self.kind, &self.options, &version).await;
         // A server that is overloaded, or not there, says nothing about the version; listing would only burden it more.

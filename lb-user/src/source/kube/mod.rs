@@ -49,10 +49,13 @@ pub struct Defects {
     pub relist_keeps: bool,
 }
 
+/// Whether this build has that defect.
+const BUILT_TO_KEEP: bool = cfg!(feature = "defect-relist-keeps");
+
 impl Default for Defects {
     fn default() -> Self {
         Self {
-            relist_keeps: cfg!(feature = "defect-relist-keeps"),
+            relist_keeps: BUILT_TO_KEEP,
         }
     }
 }

@@ -205,24 +205,35 @@ pub(super) async fn connection(options: &Options, dialer: &Dialer) -> Result<Con
     if let Some(proxy) = &config.proxy_url {
         return Err(WireError::Setup(format!(
             "found the proxy {}; wanted none, as the API server is dialled directly",
-            quote(&proxy.to_string())
+            quote(proxy.to_string())
         )));
     }
     let token = TokenFile::take(&mut config.auth_info);
-    let https = config
-        .rustls_https_connector_with_connector(dialer.clone())
-        .map_err(|error| setup(&error))?;
-    let client = Sender(legacy::Client::builder(TokioExecutor::new()).build(https));
-    let headers = config.extra_headers_layer().map_err(|error| setup(&error))?;
-    // Nothing here tries again by itself: the loop above does, and a client that did so too would hide the reason.
-    let client = ClientBuilder::new(client, config.default_namespace.clone())
+    // A plain server needs no trust, and the system's certificates need not be read for it.
+    let client = if config.cluster_url.scheme_str() == Some("http") {
+        client(&config, dialer.clone())
+    } else {
+        let https = config.rustls_https_connector_with_connector(dialer.clone());
+        client(&config, https.map_err(|error| setup(&error))?)
+    };
+    let client = client.map_err(|error| setup(&error))?;
+    Ok(Connection { client, token })
+}
+
+/// A client that adds to each request what the configuration says. Nothing in it tries again by itself: the loop above does,
+/// and a client that did so too would hide the reason.
+fn client<C>(config: &Config, connector: C) -> Result<Client, kube::Error>
+where
+    C: Connect + Clone + Send + Sync + 'static,
+{
+    let sender = Sender(legacy::Client::builder(TokioExecutor::new()).build(connector));
+    let client = ClientBuilder::new(sender, config.default_namespace.clone())
         .with_layer(&config.base_uri_layer())
-        .with_layer(&headers);
-    let client = match config.auth_layer().map_err(|error| setup(&error))? {
+        .with_layer(&config.extra_headers_layer()?);
+    Ok(match config.auth_layer()? {
         Some(auth) => client.with_layer(&auth).build(),
         None => client.build(),
-    };
-    Ok(Connection { client, token })
+    })
 }
 
 /// The path and the field selector of a kind's collection.
