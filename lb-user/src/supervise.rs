@@ -44,15 +44,19 @@ impl Backoff {
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         self.failures = (self.failures + 1).min(31);
         let whole = self.first.saturating_mul(factor).min(self.most);
-        // The standard library's hash keys are random per instance; that is random enough to spread waits.
-        let random = RandomState::new().build_hasher().finish();
-        whole.mul_f64(0.5 + 0.5 * (random as f64 / u64::MAX as f64))
+        whole.mul_f64(0.5 + 0.5 * dice())
     }
 
     /// After a success: the next wait is a short one again.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
+}
+
+/// A number drawn evenly from 0 to 1, good enough to spread waits.
+pub fn dice() -> f64 {
+    // The standard library's hash keys are random per instance.
+    RandomState::new().build_hasher().finish() as f64 / u64::MAX as f64
 }
 
 /// What is known of a supervised loop, for health checks and for people.

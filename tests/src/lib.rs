@@ -17,6 +17,7 @@ pub mod packet;
 pub mod plane;
 pub mod prometheus;
 pub mod runner;
+pub mod schedules;
 pub mod socket;
 pub mod standing;
 pub mod world;

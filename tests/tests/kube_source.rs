@@ -40,9 +40,14 @@ fn fold() -> Desired {
 fn timing() -> Timing {
     Timing {
         answer: Duration::from_secs(1),
+        connect: Duration::from_secs(1),
         silence: Duration::from_secs(5),
         watch: Duration::from_mins(1),
         first_wait: Duration::from_millis(5),
+        unreachable_wait: Duration::from_millis(40),
+        patient_wait: Duration::from_millis(40),
+        patience: Duration::from_mins(1),
+        overload_patience: Duration::from_mins(1),
         most_wait: Duration::from_millis(40),
         steady: Duration::from_millis(100),
         page: 2,
@@ -167,13 +172,17 @@ struct Lab {
 
 impl Lab {
     fn over(server: ApiServer) -> Self {
-        let cancel = CancellationToken::new();
         let options = Options {
             node_name: NODE.to_owned(),
             url: Some(server.url()),
             timing: timing(),
             ..Options::default()
         };
+        Self::with(server, options)
+    }
+
+    fn with(server: ApiServer, options: Options) -> Self {
+        let cancel = CancellationToken::new();
         Self {
             running: start(options, &cancel),
             desired: fold(),
@@ -716,5 +725,115 @@ async fn pods_of_this_node_alone_are_asked_for_and_ended_ones_are_forgotten() {
     lab.until_true("the address changes hands").await;
     assert_eq!(callers(&lab)[0].1.as_deref(), Some("default/heir"));
     assert_eq!(callers(&lab).len(), 5);
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_token_file_is_read_for_each_request() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let token = folder.path().join("token");
+    let server = ApiServer::start().await;
+    server.apply(node(NODE, "192.168.0.1"));
+    server.apply(service("web", 9));
+    server.require_token("first");
+    std::fs::write(&token, "first\n").expect("the token is written");
+    let kubeconfig = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": server.url()}}],
+        "users": [{"name": "u", "user": {"tokenFile": token}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    });
+    let path = folder.path().join("kubeconfig");
+    std::fs::write(&path, kubeconfig.to_string()).expect("the kubeconfig is written");
+    let options = Options {
+        node_name: NODE.to_owned(),
+        kubeconfig: Some(path),
+        timing: timing(),
+        ..Options::default()
+    };
+    let mut lab = Lab::with(server, options);
+    lab.until("the first sync", |lab| lab.desired.synced()).await;
+    lab.until_true("the first state").await;
+
+    // Rotated in time: nobody ever sees the old one refused.
+    std::fs::write(&token, "second").expect("the token is written");
+    lab.server.require_token("second");
+    lab.server.disconnect();
+    lab.change(0);
+    lab.until_true("the change after the rotation").await;
+    assert_eq!(lab.server.unauthorized(), 0, "the new token was used at once");
+
+    // Rotated too late: the refusals end with the new token.
+    lab.server.require_token("third");
+    lab.server.disconnect();
+    lab.until("every kind is refused", |lab| {
+        let status = lab.running.status.snapshot();
+        status
+            .kinds
+            .values()
+            .all(|kind| kind.error.as_ref().is_some_and(|error| error.contains("401")))
+    })
+    .await;
+    lab.change(1);
+    std::fs::write(&token, "third").expect("the token is written");
+    let since = Instant::now();
+    lab.until_true("the change after the late rotation").await;
+    assert!(
+        since.elapsed() < Duration::from_secs(10),
+        "a minute is how long kube's client would keep the old one"
+    );
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn the_age_of_the_state_shows_while_the_server_is_away() {
+    let mut lab = Lab::settled().await;
+    let confirmed = |lab: &Lab| -> Vec<_> {
+        let status = lab.running.status.snapshot();
+        status
+            .kinds
+            .values()
+            .map(|kind| kind.confirmed().expect("it was read"))
+            .collect()
+    };
+    let synced = confirmed(&lab);
+    lab.server.bookmark();
+    lab.until("a word without a change confirms the state, too", |lab| {
+        confirmed(lab).iter().zip(&synced).all(|(now, then)| now > then)
+    })
+    .await;
+
+    lab.server.set_fault(Some(Fault::RefuseConnections)).await;
+    lab.server.disconnect();
+    let errors = |lab: &Lab| -> Vec<u64> {
+        lab.running
+            .status
+            .snapshot()
+            .kinds
+            .values()
+            .map(|kind| kind.errors)
+            .collect()
+    };
+    lab.until("the outage is noticed", |lab| {
+        errors(lab).iter().all(|count| *count >= 2)
+    })
+    .await;
+    let (last, before) = (confirmed(&lab), errors(&lab));
+    lab.until("it lasts", |lab| {
+        errors(lab).iter().zip(&before).all(|(now, then)| *now > then + 3)
+    })
+    .await;
+    assert_eq!(confirmed(&lab), last, "nothing is confirmed by nobody");
+    for (kind, status) in lab.running.status.snapshot().kinds {
+        let error = status.error.unwrap_or_default();
+        assert!(
+            !status.connected && error.contains("cannot reach the API server"),
+            "{kind:?}: {error:?}"
+        );
+    }
+
+    lab.server.set_fault(None).await;
+    lab.until_true("the server is back").await;
+    assert!(confirmed(&lab).iter().zip(&last).all(|(now, then)| now > then));
     lab.end().await;
 }

@@ -252,7 +252,7 @@ impl Shared {
                 .map(|(kind, status)| KindView {
                     kind: kind.as_str().to_owned(),
                     objects: objects(*kind),
-                    synced: status.synced.map(Timestamp::from_system),
+                    synced: status.confirmed().map(Timestamp::from_system),
                     error: status.error.clone(),
                 })
                 .collect(),

@@ -214,6 +214,7 @@ fn start_source(config: &Config, requests: &Arc<source::kube::Requests>, cancel:
                 kubeconfig: config.kubeconfig.clone(),
                 timing: source::kube::Timing::default(),
                 requests: requests.clone(),
+                defects: source::kube::Defects::default(),
             },
             cancel,
         ),

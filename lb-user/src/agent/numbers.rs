@@ -310,7 +310,7 @@ impl MetricSource for Shared {
             source_synced: source
                 .kinds
                 .iter()
-                .map(|(kind, status)| (kind.as_str(), status.synced.map(Timestamp::from_system)))
+                .map(|(kind, status)| (kind.as_str(), status.confirmed().map(Timestamp::from_system)))
                 .collect(),
             flows: match self.config.mode {
                 Mode::Balance => census.flows.by_state().collect(),

@@ -23,6 +23,14 @@ pub struct KindStatus {
     pub errors: u64,
 }
 
+impl KindStatus {
+    /// When what is known of the kind was last known to be true; `None` before it was read whole. While a server is away this
+    /// stands still, and its age is the age of the state.
+    pub fn confirmed(&self) -> Option<SystemTime> {
+        self.synced.and(self.heard)
+    }
+}
+
 /// The live state of a source.
 #[derive(Debug)]
 pub struct Status {

@@ -81,6 +81,15 @@ async fn answer(request: Request<Incoming>, shared: &Arc<Shared>) -> Response<Pa
     let is_watch = query.get("watch").is_some_and(|watch| watch == "true");
     let fault = {
         let mut state = shared.state();
+        let borne = request
+            .headers()
+            .get("authorization")
+            .and_then(|value| value.to_str().ok());
+        let borne = borne.and_then(|value| value.strip_prefix("Bearer "));
+        if state.token.is_some() && state.token.as_deref() != borne {
+            state.unauthorized += 1;
+            return status(401, "Unauthorized", "Unauthorized");
+        }
         let requests = state.requests.entry(resource).or_default();
         match (is_watch, query.contains_key("continue")) {
             (true, _) => requests.watches += 1,

@@ -6,7 +6,7 @@
 //! `MODIFIED` / `DELETED` with the object as it was last, lists that show one version over all their pages, expired
 //! versions and continue tokens after a compaction.
 //!
-//! What it cannot prove: TLS, authentication (it hands out 401 and 403 on demand alone), objects that come into a selection or
+//! What it cannot prove: TLS, authentication beyond one bearer token (it hands out 401 and 403 on demand), objects that come into a selection or
 //! leave it by a change (a Pod's node is never another one), admission and defaulting (objects
 //! are stored as they are given), the timing of a real server's bookmarks, protobuf, and everything behind etcd. That
 //! the real server speaks this protocol is to be shown once against a real one.
@@ -62,6 +62,10 @@ struct Shared {
 struct State {
     store: Store,
     fault: Option<Fault>,
+    /// The bearer token that every request has to bear; `None` asks for none.
+    token: Option<String>,
+    /// Requests that did not bear it.
+    unauthorized: u64,
     /// Kinds that nobody may read.
     forbidden: std::collections::BTreeSet<Resource>,
     requests: std::collections::BTreeMap<Resource, Requests>,
@@ -168,6 +172,16 @@ impl ApiServer {
             self.accept(socket.listen(64).expect("a listener"));
         }
         self.shared.wake();
+    }
+
+    /// From now on, refuses requests with 401 that do not bear this token. Watches that are open stay open.
+    pub fn require_token(&self, token: &str) {
+        self.shared.state().token = Some(token.to_owned());
+    }
+
+    /// How many requests were refused with 401 for their token.
+    pub fn unauthorized(&self) -> u64 {
+        self.shared.state().unauthorized
     }
 
     /// From now on, refuses one kind with 403, as without the right to read it; or no longer.

@@ -3,7 +3,7 @@
 //! Invariant: nothing is dropped because something went wrong. What was sent stands until a *whole* list, or an event
 //! that names the object, says otherwise. After a cut the watch resumes where it was; after anything that casts doubt
 //! on what has been seen (an expired version, an answer that makes no sense) everything is listed anew. Every try is
-//! preceded by a wait that grows with the failures before it.
+//! preceded by a wait, by what went wrong before it ([`super::waits`]).
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +11,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kube::Client;
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -19,8 +18,10 @@ use tokio::{
 
 use super::{
     Options,
+    dial::Dialer,
     page::{self, WatchEvent},
-    wire::{self, WireError},
+    waits::{Trouble, Waits},
+    wire::{self, Connection, WireError},
 };
 use crate::{
     model::{Content, Kind, Object, ObjectKey, Problem, Update},
@@ -28,7 +29,7 @@ use crate::{
         Status,
         convert::{Converted, Converter, Names, object_label},
     },
-    supervise::{Backoff, Liveness},
+    supervise::{Liveness, dice},
 };
 
 /// How often an idle loop says that it lives.
@@ -57,6 +58,7 @@ enum TryError {
 pub(super) struct Feed {
     kind: Kind,
     options: Arc<Options>,
+    dialer: Dialer,
     status: Arc<Status>,
     updates: mpsc::Sender<Update>,
     names: Names,
@@ -67,18 +69,30 @@ pub(super) struct Feed {
 /// Where a feed stands between two tries.
 #[derive(Default)]
 struct Position {
-    client: Option<Client>,
+    /// The way to the server, and when it was set up.
+    connection: Option<(Connection, Instant)>,
     /// The version up to which everything was seen; `None` asks for a list.
     version: Option<String>,
     /// Watches in a row that the server answered, and that ended soon and without an event.
     fruitless: u32,
+    /// When the last watch was opened.
+    opened: Option<Instant>,
+    /// Whether the whole content was taken before.
+    listed: bool,
 }
 
 impl Feed {
-    pub(super) fn new(kind: Kind, options: Arc<Options>, status: Arc<Status>, updates: mpsc::Sender<Update>) -> Self {
+    pub(super) fn new(
+        kind: Kind,
+        options: Arc<Options>,
+        dialer: Dialer,
+        status: Arc<Status>,
+        updates: mpsc::Sender<Update>,
+    ) -> Self {
         Self {
             kind,
             options,
+            dialer,
             status,
             updates,
             names: Names::default(),
@@ -89,26 +103,23 @@ impl Feed {
     /// Lists and watches until nobody listens any more.
     pub(super) async fn run(&mut self, liveness: &Liveness) -> Result<(), FeedError> {
         let timing = self.options.timing.clone();
-        let mut backoff = Backoff::new(timing.first_wait, timing.most_wait);
+        let mut waits = Waits::new(&timing);
         let mut position = Position::default();
+        let began = Instant::now();
         loop {
             liveness.beat();
-            let started = Instant::now();
             let outcome = self.attempt(&mut position, liveness).await;
-            if started.elapsed() >= timing.steady {
-                backoff.reset();
+            if position.opened.take().is_some_and(|at| at.elapsed() >= timing.steady) {
+                waits.reset();
                 position.fruitless = 0;
             }
-            // The server closes each watch after a while. The wait keeps one that closes at once from being asked in a
-            // circle.
-            let mut wait = backoff.next_wait();
             let error = match outcome {
                 Ok(()) if position.fruitless < MOST_FRUITLESS => None,
                 Ok(()) => Some(WireError::Answer("watches end as soon as they begin".to_owned())),
                 Err(TryError::Wire(error)) => Some(error),
                 Err(TryError::Feed(error)) => return Err(error),
             };
-            if let Some(error) = error {
+            if let Some(error) = &error {
                 // A refusal may last for ever (a right that was never granted): it is told once, not at every try.
                 if self.status.failed(&[self.kind], &error.to_string()) {
                     tracing::warn!(kind = self.kind.as_str(), %error, "the API server cannot be followed just now");
@@ -117,32 +128,33 @@ impl Feed {
                     position.version = None;
                     position.fruitless = 0;
                 }
-                if error.needs_setup() {
-                    position.client = None;
-                }
-                if let WireError::Refused {
-                    retry_after: Some(asked),
-                    ..
-                } = error
-                {
-                    wait = wait.max(asked.min(timing.most_wait));
+                if let Some(lasts) = error.setup_lasts() {
+                    position.connection.take_if(|(_, set_up)| set_up.elapsed() >= lasts);
                 }
             }
-            idle(wait, liveness).await;
+            // The server closes each watch after a while. The wait keeps one that closes at once from being asked in a
+            // circle.
+            let trouble = error.as_ref().map_or(Trouble::Unserved, WireError::trouble);
+            idle(waits.next(trouble, began.elapsed(), dice()), liveness).await;
         }
     }
 
     /// Lists if need be, then watches until the watch ends.
     async fn attempt(&mut self, position: &mut Position, liveness: &Liveness) -> Result<(), TryError> {
-        let client = match &position.client {
-            Some(client) => client.clone(),
-            None => position.client.insert(wire::client(&self.options).await?).clone(),
+        let connection = if let Some((connection, _)) = &position.connection {
+            connection.clone()
+        } else {
+            let connection = wire::connection(&self.options, &self.dialer).await?;
+            position.connection.insert((connection, Instant::now())).0.clone()
         };
-        let version = match &position.version {
-            Some(version) => version.clone(),
-            None => position.version.insert(self.list(&client, liveness).await?).clone(),
+        let version = if let Some(version) = &position.version {
+            version.clone()
+        } else {
+            let version = self.list(&connection, position.listed, liveness).await?;
+            position.listed = true;
+            position.version.insert(version).clone()
         };
-        let opened = wire::watch(&client, self.kind, &self.options, &version).await;
+        let opened = wire::watch(&connection, self.kind, &self.options, &version).await;
         // A server that is overloaded, or not there, says nothing about the version; listing would only burden it more.
         position.fruitless += match &opened {
             Ok(_)
@@ -155,6 +167,7 @@ impl Feed {
             Err(_) => 0,
         };
         let mut events = opened?;
+        position.opened = Some(Instant::now());
         self.status.heard(&[self.kind]);
         let silence = self.options.timing.silence;
         let mut heard = Instant::now();
@@ -179,12 +192,12 @@ impl Feed {
     }
 
     /// Lists everything, page by page; tells the list's version.
-    async fn list(&mut self, client: &Client, liveness: &Liveness) -> Result<String, TryError> {
+    async fn list(&mut self, connection: &Connection, again: bool, liveness: &Liveness) -> Result<String, TryError> {
         let mut objects: Vec<Object> = Vec::new();
         let mut problems: Vec<(Arc<str>, Vec<Problem>)> = Vec::new();
         let mut next = None;
         let version = loop {
-            let text = wire::page(client, self.kind, &self.options, next).await?;
+            let text = wire::page(connection, self.kind, &self.options, next).await?;
             liveness.beat();
             let mut converter = converter(&mut self.names);
             let head = page::read_page(&text, self.kind, &mut converter, &mut |converted| {
@@ -199,7 +212,13 @@ impl Feed {
                 None => break head.version,
             }
         };
-        self.send(Update::Replace(content(self.kind, objects))).await?;
+        if again && self.options.defects.relist_keeps {
+            for object in objects {
+                self.send(Update::Apply(object)).await?;
+            }
+        } else {
+            self.send(Update::Replace(content(self.kind, objects))).await?;
+        }
         let healed = std::mem::take(&mut self.troubled);
         for subject in healed {
             if problems.iter().all(|(troubled, _)| *troubled != subject) {

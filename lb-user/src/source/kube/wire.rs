@@ -1,12 +1,23 @@
 //! Requests to the API server, and everything that can go wrong with an answer.
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    io,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
+use futures::future::BoxFuture;
 use http_body_util::BodyExt;
+use hyper::{body::Incoming, header::AUTHORIZATION};
+use hyper_util::{
+    client::legacy::{self, connect::Connect},
+    rt::TokioExecutor,
+};
 use kube::{
     Client, Config,
-    client::Body,
+    client::{Body, ClientBuilder, ConfigExt},
     config::{KubeConfigOptions, Kubeconfig},
     core::{
         Request,
@@ -14,8 +25,14 @@ use kube::{
     },
 };
 use tokio::time::timeout;
+use tower_service::Service;
 
-use super::Options;
+use super::{
+    Options,
+    dial::{DialError, Dialer},
+    token::TokenFile,
+    waits::Trouble,
+};
 use crate::{model::Kind, source::convert::quote};
 
 /// The largest page of a list, and the largest event, that is taken in.
@@ -29,9 +46,15 @@ pub(super) enum WireError {
     /// The configuration or the credentials cannot be used.
     #[error("cannot set up the connection to the API server: {0}")]
     Setup(String),
-    /// No answer came: name lookup, connection, TLS, or a cut.
+    /// Nobody was met: no address, or no connection.
     #[error("cannot reach the API server: {0}")]
-    Transport(String),
+    Unreachable(String),
+    /// The two sides could not agree on each other: a certificate that does not fit, for example.
+    #[error("cannot trust the API server, or it does not trust this node: {0}")]
+    Handshake(String),
+    /// Somebody was met, and the connection was cut.
+    #[error("the connection to the API server was cut: {0}")]
+    Cut(String),
     /// The server was silent for too long.
     #[error("the API server was silent for {0:?}")]
     Silence(Duration),
@@ -64,20 +87,55 @@ impl WireError {
         match self {
             Self::Refused { code, .. } => *code == 410,
             Self::Answer(_) | Self::WatchEnded { .. } => true,
-            Self::Setup(_) | Self::Transport(_) | Self::Silence(_) => false,
+            Self::Setup(_) | Self::Unreachable(_) | Self::Handshake(_) | Self::Cut(_) | Self::Silence(_) => false,
         }
     }
 
-    /// Whether the credentials may be the reason, so that they should be read anew.
-    pub(super) fn needs_setup(&self) -> bool {
-        matches!(self, Self::Setup(_) | Self::Refused { code: 401 | 403, .. })
+    /// After how long with the same configuration and credentials they should be read anew, because they may be the
+    /// reason; `None` if they are not. It may cost a process (credential plugins), so it is not done at every try.
+    pub(super) fn setup_lasts(&self) -> Option<Duration> {
+        match self {
+            Self::Setup(_) | Self::Handshake(_) | Self::Refused { code: 401, .. } => Some(Duration::from_secs(1)),
+            Self::Refused { code: 403, .. } => Some(Duration::from_secs(10)),
+            _ => None,
+        }
+    }
+
+    /// What this cost the server.
+    pub(super) fn trouble(&self) -> Trouble {
+        match self {
+            Self::Unreachable(_) => Trouble::Unreachable,
+            Self::Silence(_) => Trouble::Overloaded { retry_after: None },
+            Self::Refused { code, retry_after, .. } if *code == 429 || *code >= 500 => Trouble::Overloaded {
+                retry_after: *retry_after,
+            },
+            Self::Setup(_)
+            | Self::Handshake(_)
+            | Self::Cut(_)
+            | Self::Refused { .. }
+            | Self::Answer(_)
+            | Self::WatchEnded { .. } => Trouble::Unserved,
+        }
     }
 
     fn of_kube(error: &kube::Error) -> Self {
-        match error {
-            kube::Error::Auth(_) => Self::Setup(chain(error)),
-            _ => Self::Transport(chain(error)),
+        if let kube::Error::Auth(_) = error {
+            return Self::Setup(chain(error));
         }
+        let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+        while let Some(error) = cause {
+            if error.is::<DialError>() {
+                return Self::Unreachable(chain(error));
+            }
+            // What TLS objects to arrives as invalid data; a cut within its handshake is a cut.
+            if let Some(io) = error.downcast_ref::<io::Error>()
+                && io.kind() == io::ErrorKind::InvalidData
+            {
+                return Self::Handshake(chain(error));
+            }
+            cause = error.source();
+        }
+        Self::Cut(chain(error))
     }
 }
 
@@ -95,8 +153,37 @@ fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// Sets up a client. Nothing is sent yet.
-pub(super) async fn client(options: &Options) -> Result<Client, WireError> {
+/// The way to an API server, with everything that its configuration says. Its copies share connections.
+#[derive(Clone)]
+pub(super) struct Connection {
+    client: Client,
+    token: Option<TokenFile>,
+}
+
+/// The HTTP client below what kube adds to requests, which wants errors of any type.
+#[derive(Clone)]
+struct Sender<C>(legacy::Client<C, Body>);
+
+impl<C> Service<hyper::Request<Body>> for Sender<C>
+where
+    C: Connect + Clone + Send + Sync + 'static,
+{
+    type Response = hyper::Response<Incoming>;
+    type Error = Box<dyn Error + Send + Sync>;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: hyper::Request<Body>) -> Self::Future {
+        let answer = self.0.request(request);
+        Box::pin(async move { answer.await.map_err(Into::into) })
+    }
+}
+
+/// Sets up the way to the server. Nothing is sent yet.
+pub(super) async fn connection(options: &Options, dialer: &Dialer) -> Result<Connection, WireError> {
     let setup = |error: &dyn Error| WireError::Setup(chain(error));
     let mut config = match (&options.url, &options.kubeconfig) {
         (Some(url), _) => {
@@ -115,10 +202,38 @@ pub(super) async fn client(options: &Options) -> Result<Client, WireError> {
         }
         (None, None) => Config::infer().await.map_err(|error| setup(&error))?,
     };
-    // The loop above waits and tries again by itself; a client that does so too would hide the reason.
-    config.default_retry = false;
-    config.connect_timeout = Some(options.timing.answer);
-    Client::try_from(config).map_err(|error| setup(&error))
+    if let Some(proxy) = &config.proxy_url {
+        return Err(WireError::Setup(format!(
+            "found the proxy {}; wanted none, as the API server is dialled directly",
+            quote(proxy.to_string())
+        )));
+    }
+    let token = TokenFile::take(&mut config.auth_info);
+    // A plain server needs no trust, and the system's certificates need not be read for it.
+    let client = if config.cluster_url.scheme_str() == Some("http") {
+        client(&config, dialer.clone())
+    } else {
+        let https = config.rustls_https_connector_with_connector(dialer.clone());
+        client(&config, https.map_err(|error| setup(&error))?)
+    };
+    let client = client.map_err(|error| setup(&error))?;
+    Ok(Connection { client, token })
+}
+
+/// A client that adds to each request what the configuration says. Nothing in it tries again by itself: the loop above does,
+/// and a client that did so too would hide the reason.
+fn client<C>(config: &Config, connector: C) -> Result<Client, kube::Error>
+where
+    C: Connect + Clone + Send + Sync + 'static,
+{
+    let sender = Sender(legacy::Client::builder(TokioExecutor::new()).build(connector));
+    let client = ClientBuilder::new(sender, config.default_namespace.clone())
+        .with_layer(&config.base_uri_layer())
+        .with_layer(&config.extra_headers_layer()?);
+    Ok(match config.auth_layer()? {
+        Some(auth) => client.with_layer(&auth).build(),
+        None => client.build(),
+    })
 }
 
 /// The path and the field selector of a kind's collection.
@@ -137,7 +252,7 @@ fn collection(kind: Kind, node_name: &str) -> (Request, Option<String>) {
 
 /// Fetches one page of a list, whole.
 pub(super) async fn page(
-    client: &Client,
+    connection: &Connection,
     kind: Kind,
     options: &Options,
     continue_token: Option<String>,
@@ -157,7 +272,7 @@ pub(super) async fn page(
     }
     let request = request.list(&params).map_err(|error| WireError::Setup(chain(&error)))?;
     let answer = options.timing.answer;
-    let asked = ask(client, request.map(Body::from), answer);
+    let asked = ask(connection, request.map(Body::from), answer);
     let mut body = options.requests.count(asked).await?;
     let mut text = BytesMut::new();
     while let Some(part) = body.part(answer).await? {
@@ -170,7 +285,12 @@ pub(super) async fn page(
 }
 
 /// Opens a watch from a version on.
-pub(super) async fn watch(client: &Client, kind: Kind, options: &Options, version: &str) -> Result<Events, WireError> {
+pub(super) async fn watch(
+    connection: &Connection,
+    kind: Kind,
+    options: &Options,
+    version: &str,
+) -> Result<Events, WireError> {
     let (request, field_selector) = collection(kind, &options.node_name);
     let params = WatchParams {
         field_selector,
@@ -184,7 +304,7 @@ pub(super) async fn watch(client: &Client, kind: Kind, options: &Options, versio
     // A compressed stream cannot be taken apart event by event.
     let plain = "identity".parse().map_err(|_| WireError::Setup("header".to_owned()))?;
     request.headers_mut().insert("accept-encoding", plain);
-    let asked = ask(client, request.map(Body::from), options.timing.answer);
+    let asked = ask(connection, request.map(Body::from), options.timing.answer);
     let body = options.requests.count(asked).await?;
     Ok(Events {
         body,
@@ -194,8 +314,12 @@ pub(super) async fn watch(client: &Client, kind: Kind, options: &Options, versio
 }
 
 /// Sends a request and takes the head of its answer: JSON with a good status, or an error.
-async fn ask(client: &Client, request: hyper::Request<Body>, limit: Duration) -> Result<Answer, WireError> {
-    let response = timeout(limit, client.send(request))
+async fn ask(connection: &Connection, mut request: hyper::Request<Body>, limit: Duration) -> Result<Answer, WireError> {
+    if let Some(token) = &connection.token {
+        let header = token.header().await.map_err(|error| WireError::Setup(chain(&error)))?;
+        request.headers_mut().insert(AUTHORIZATION, header);
+    }
+    let response = timeout(limit, connection.client.send(request))
         .await
         .map_err(|_| WireError::Silence(limit))?
         .map_err(|error| WireError::of_kube(&error))?;
@@ -297,7 +421,7 @@ impl Events {
                 None if self.text.trim_ascii().is_empty() => return Ok(None),
                 None => {
                     let reason = "the watch ended in the middle of an event".to_owned();
-                    return Err(WireError::Transport(reason));
+                    return Err(WireError::Cut(reason));
                 }
             }
         }
