@@ -280,6 +280,17 @@ impl Node {
         default("--pin-name", &self.pin_name);
         default("--node-name", NODE_NAME);
         default("--metrics-address", &METRICS.to_string());
+        if runner::in_guest() {
+            // Maps are filled when they are made: emulated, the ordinary sizes take longer than all else of a start.
+            for (flag, entries) in [
+                ("--max-frontends", "4096"),
+                ("--max-backends", "4096"),
+                ("--max-sockets", "4096"),
+                ("--max-flows", "16384"),
+            ] {
+                default(flag, entries);
+            }
+        }
         if !given("--node-address") {
             command.args(["--node-address", NODE_V4, "--node-address", NODE_V6]);
         }
