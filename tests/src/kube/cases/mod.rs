@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::{Cluster, Stack, Stage};
 
 pub mod basics;
+pub mod rows;
 
 /// The body of a case; what it returns is a word on what was measured.
 pub type Body = fn(&Stage<'_>) -> Result<String>;
@@ -73,5 +74,7 @@ impl Case {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    [basics::CASES].concat()
+    let mut all = rows::all();
+    all.extend([basics::CASES].concat());
+    all
 }
