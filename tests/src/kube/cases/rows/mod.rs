@@ -40,10 +40,10 @@ use crate::{
 };
 
 /// How long nobody must answer where the drop is counted besides: shorter than a SYN is repeated.
-const SILENCE: Duration = Duration::from_millis(250);
+const SILENCE: Duration = Duration::from_millis(150);
 /// How long an answer of the kind "at once" may take: shorter than a SYN is repeated.
 const AT_ONCE: Duration = Duration::from_millis(900);
-/// Connections after which each of three pods was met, but for one chance in 100,000.
+/// Connections after which each of three pods was met, but for one chance in 100,000; of two, one in 4 billion.
 const MANY: usize = 32;
 
 /// Over which protocol somebody dials.

@@ -20,7 +20,7 @@ pub const CASES: &[Case] = &[
         "labels_and_types_take_a_service_away_and_give_it_back",
         comes_and_goes,
     ),
-    Case::row("C1", "a_proxy_name_serves_those_that_ask_for_it", proxy_name),
+    Case::once("C1", "a_proxy_name_serves_those_that_ask_for_it", proxy_name),
     Case::row("C2", "families_are_served_on_their_own", families),
     Case::row("C2", "a_second_family_comes_and_goes_beside_the_first", second_family),
     Case::row("C3", "ports_lead_by_name_and_protocol", ports),

@@ -72,44 +72,38 @@ fn stands(stage: &Stage<'_>) -> Result<String> {
         }
         Ok(())
     };
-    let full = dumps(node)?;
+    let (full, elsewhere) = (dumps(node)?, dumps(cluster.node(2))?);
     let mut talks = Vec::new();
     for family in stage.families() {
         talks.push(cluster.outside().open(routed(*family, N))?);
     }
-    // The API server goes: nothing changes.
-    let away = Away::kill(cluster)?;
-    serves(&service, &all).context("without an API server")?;
-    ensure!(dumps(node)? == full, "the kernel changed when the API server went");
-    // The agent starts anew, and has nobody to ask: nothing changes.
+    // While no agent runs here, an endpoint and a Service go; then the API server goes too.
     node.kill()?;
-    node.launch()?;
-    let found = dumps(node)?;
-    ensure!(found == full, "the kernel changed at a start without an API server");
-    serves(&service, &all).context("after a start without an API server")?;
-    let ready = node.ask(|agent| agent.get("/readyz"))?;
-    let synced = node.ask(|agent| Ok(agent.status()?.source.synced))?;
-    ensure!(
-        !synced,
-        "an agent that has read nothing says that it has synced ({ready:?})"
-    );
-    // While that agent is away, a pod and a Service go; then the API server goes before another agent starts.
-    node.kill()?;
-    away.end()?;
-    stage.end(&pods[2])?;
+    stage.set_ready(&pods[2], false)?;
     cluster.api().delete(&gone.path(), None)?;
-    stage.wait_endpoints(&service, &[&pods[0], &pods[1]])?;
+    stage.served(&service, &[&pods[0], &pods[1]])?;
+    let followed = dumps(cluster.node(2))?;
+    ensure!(followed != elsewhere, "node 2 has not followed");
     let away = Away::kill(cluster)?;
+    serves(&service, &all).context("without an agent and an API server")?;
+    // The agent starts with nobody to ask: nothing changes, and what went is served on.
     node.launch()?;
-    ensure!(
-        dumps(node)? == full,
-        "the kernel lost something before the agent has synced"
-    );
-    for talk in &mut talks {
-        if talk.met.name != pods[2].name {
-            talk.say("still here").context("a connection over all of it")?;
+    for what in ["at a start", "after traffic"] {
+        ensure!(dumps(node)? == full, "the kernel changed without an API server, {what}");
+        serves(&service, &all).with_context(|| format!("without an API server, {what}"))?;
+        for family in stage.families() {
+            stage.meet(&From::Pod(&client), gone.cluster(*family)?, &all)?;
         }
     }
+    let status = node.ask(crate::agent::Agent::status)?;
+    ensure!(
+        !status.source.synced,
+        "an agent that has read nothing says that it has synced: {status:?}"
+    );
+    ensure!(
+        dumps(cluster.node(2))? == followed,
+        "an agent that lost the API server changed its kernel"
+    );
     // With the API server back, what went meanwhile goes.
     away.end()?;
     node.wait_ready()?;
@@ -123,10 +117,13 @@ fn stands(stage: &Stage<'_>) -> Result<String> {
     for family in stage.families() {
         stage.unserved(&From::Pod(&client), gone.cluster(*family)?)?;
     }
+    for talk in &mut talks {
+        talk.say("still here").context("a connection over all of it")?;
+    }
     let warm = cluster.contents(1)?;
     let cold = cluster.cold_contents(1)?;
     if let Some(difference) = warm.difference(&cold) {
         anyhow::bail!("the kernel is not what a cold start makes it:\n{difference}");
     }
-    Ok("over two kills of the API server and two starts without it; then what went was gone".to_owned())
+    Ok("an endpoint and a Service that went without an agent stood until the API server was back".to_owned())
 }
