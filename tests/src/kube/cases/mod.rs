@@ -8,6 +8,7 @@ use super::{Cluster, Stack, Stage};
 
 pub mod basics;
 pub mod rights;
+pub mod rows;
 
 /// The body of a case; what it returns is a word on what was measured.
 pub type Body = fn(&Stage<'_>) -> Result<String>;
@@ -74,5 +75,7 @@ impl Case {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    [basics::CASES, rights::CASES].concat()
+    let mut all = rows::all();
+    all.extend([basics::CASES, rights::CASES].concat());
+    all
 }
