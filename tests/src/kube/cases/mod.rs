@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{Cluster, Stack, Stage};
 
-pub mod basics;
+pub mod e2e;
 pub mod rights;
 
 /// The body of a case; what it returns is a word on what was measured.
@@ -74,5 +74,5 @@ impl Case {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    [basics::CASES, rights::CASES].concat()
+    [e2e::all(), rights::CASES.to_vec()].concat()
 }
