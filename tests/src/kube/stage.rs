@@ -269,15 +269,26 @@ impl<'c> Stage<'c> {
         self.cluster.api().delete(&pod_path(pod), None)
     }
 
-    /// Ends a Pod at once, and waits until its process is gone.
+    /// Ends a Pod at once, and waits until its process is gone and no EndpointSlice names it.
+    ///
+    /// For a moment the controllers may call it one that terminates and serves.
     ///
     /// # Errors
     /// Why the server refuses.
     pub fn end(&self, pod: &StagePod) -> Result<()> {
         self.cluster.api().delete(&pod_path(pod), Some(0))?;
-        until("a pod's end", || match self.cluster.place(&pod.name) {
-            Err(_) => Ok(()),
-            Ok(_) => anyhow::bail!("it still runs"),
+        until("a pod's end", || {
+            ensure!(self.cluster.place(&pod.name).is_err(), "it still runs");
+            let slices = self
+                .cluster
+                .api()
+                .items("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices")?;
+            let named = slices
+                .iter()
+                .flat_map(|slice| slice["endpoints"].as_array().map(Vec::as_slice).unwrap_or_default())
+                .any(|endpoint| endpoint["targetRef"]["name"] == pod.name.as_str());
+            ensure!(!named, "a slice still names it");
+            Ok(())
         })
     }
 

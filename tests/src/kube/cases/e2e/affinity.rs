@@ -1,6 +1,6 @@
 //! ClientIP affinity: inside the cluster by the cluster address, from outside by a node port.
 
-use std::collections::BTreeSet;
+use std::{cell::Cell, collections::BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use super::{Case, Stage, has, in_families, node_ports};
 use crate::{
     kube::stage::{From, StagePod, StageService},
-    lab::plan::Family,
+    lab::plan::{self, Family},
 };
 
 /// The cases.
-pub const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &[
     Case::e2e("affinity_for_cluster_ip", |stage| holds(stage, Kind::ClusterIp)),
     Case::e2e("affinity_for_node_port", |stage| holds(stage, Kind::NodePort)),
     Case::e2e("switching_affinity_for_cluster_ip", |stage| {
@@ -46,6 +46,8 @@ struct Dialled<'s> {
     service: StageService,
     client: StagePod,
     pods: Vec<StagePod>,
+    /// The next source port of a datagram.
+    port: Cell<u16>,
 }
 
 impl<'s> Dialled<'s> {
@@ -64,6 +66,7 @@ impl<'s> Dialled<'s> {
             service,
             client,
             pods,
+            port: Cell::new(22_000),
         };
         dialled.settle()?;
         Ok(dialled)
@@ -87,27 +90,51 @@ impl<'s> Dialled<'s> {
         }
     }
 
-    /// Whom connections and datagrams meet, one of each at a time.
-    fn meets(&self, family: Family, count: usize) -> Result<BTreeSet<String>> {
-        let (from, target) = match self.kind {
-            Kind::ClusterIp => (From::Pod(&self.client), self.service.cluster(family)?),
-            Kind::NodePort => (From::Outside, self.service.node_port(family, self.node())?),
+    /// Whom connections and datagrams meet, one of each at a time. A Service's ports have affinities of their own.
+    ///
+    /// No datagram has a source port that another had: it would belong to that flow, and stay with its pod.
+    fn meets(&self, family: Family, count: usize) -> Result<[BTreeSet<String>; 2]> {
+        let (from, source, target) = match self.kind {
+            Kind::ClusterIp => (
+                From::Pod(&self.client),
+                self.client.place.ip(family),
+                self.service.cluster(family)?,
+            ),
+            Kind::NodePort => (
+                From::Outside,
+                plan::client(family, 1),
+                self.service.node_port(family, self.node())?,
+            ),
         };
         self.stage.through(&from, |dialer| {
-            let mut names = BTreeSet::new();
+            let mut names = [BTreeSet::new(), BTreeSet::new()];
             for _ in 0..count {
-                names.insert(dialer.dial(target).context("a connection")?.name);
-                names.insert(dialer.ask(target).context("a datagram")?.name);
+                names[0].insert(dialer.dial(target).context("a connection")?.name);
+                let own = plan::at(source, self.port.replace(self.port.get() + 1));
+                names[1].insert(dialer.from(own).ask(target).context("a datagram")?.name);
             }
             Ok(names)
         })?
     }
 
-    /// The one pod that it meets.
-    fn one(&self, family: Family, count: usize) -> Result<String> {
+    /// The one pod that connections meet, and the one that datagrams do.
+    fn one(&self, family: Family, count: usize) -> Result<[String; 2]> {
         let names = self.meets(family, count)?;
-        ensure!(names.len() == 1, "with affinity one client met {names:?}, {family}");
-        names.into_iter().next().context("connections met somebody")
+        ensure!(
+            names.iter().all(|names| names.len() == 1),
+            "with affinity one client met {names:?}, {family}"
+        );
+        Ok(names.map(|names| names.into_iter().next().unwrap_or_default()))
+    }
+
+    /// All three pods must be met, over either protocol.
+    fn all(&self, family: Family) -> Result<()> {
+        let free = self.meets(family, MANY)?;
+        ensure!(
+            free.iter().all(|names| names.len() == self.pods.len()),
+            "without affinity {family} met {free:?} alone"
+        );
+        Ok(())
     }
 }
 
@@ -126,16 +153,23 @@ fn holds(stage: &Stage<'_>, kind: Kind) -> Result<String> {
     for family in stage.families() {
         let first = dialled.one(*family, MANY)?;
         // It ends with its pod, and the next choice holds as well.
-        let pod = dialled.pods.iter().find(|pod| pod.name == first).context("a pod of the case")?;
-        stage.set_ready(pod, false)?;
-        let others: Vec<&StagePod> = dialled.pods.iter().filter(|pod| pod.name != first).collect();
+        let (gone, others): (Vec<&StagePod>, Vec<&StagePod>) =
+            dialled.pods.iter().partition(|pod| first.contains(&pod.name));
+        for pod in &gone {
+            stage.set_ready(pod, false)?;
+        }
         has(stage, &dialled.service, &others)?;
         let next = dialled.one(*family, MANY / 2)?;
-        ensure!(next != first, "{first} is not ready, and is met");
-        stage.set_ready(pod, true)?;
+        ensure!(
+            next.iter().all(|name| !first.contains(name)),
+            "{first:?} are not ready, and one of {next:?} is met"
+        );
+        for pod in &gone {
+            stage.set_ready(pod, true)?;
+        }
         dialled.settle()?;
         let after = dialled.one(*family, MANY / 2)?;
-        ensure!(after == next, "{next} is kept, and {after} was met");
+        ensure!(after == next, "{next:?} are kept, and {after:?} were met");
     }
     Ok(in_families(
         stage,
@@ -147,8 +181,7 @@ fn switches(stage: &Stage<'_>, kind: Kind) -> Result<String> {
     let mut dialled = Dialled::new(stage, kind, &without())?;
     for _ in 0..2 {
         for family in stage.families() {
-            let free = dialled.meets(*family, MANY)?;
-            ensure!(free.len() == 3, "without affinity {family} met {free:?} alone");
+            dialled.all(*family)?;
         }
         dialled.change(&with(10_800))?;
         for family in stage.families() {
@@ -157,8 +190,7 @@ fn switches(stage: &Stage<'_>, kind: Kind) -> Result<String> {
         dialled.change(&without())?;
     }
     for family in stage.families() {
-        let free = dialled.meets(*family, MANY)?;
-        ensure!(free.len() == 3, "switched off, {family} met {free:?} alone");
+        dialled.all(*family).context("switched off")?;
     }
     Ok(in_families(stage, "off, on, off, on and off"))
 }
@@ -172,14 +204,22 @@ fn times_out(stage: &Stage<'_>, kind: Kind) -> Result<String> {
         for _ in 0..3 {
             node.age_affinity(60)?;
             let now = dialled.one(*family, 1)?;
-            ensure!(now == first, "after less than the timeout {now}, and {first} before");
+            ensure!(
+                now == first,
+                "after less than the timeout {now:?}, and {first:?} before"
+            );
         }
-        let mut met = BTreeSet::new();
+        let mut met = [BTreeSet::new(), BTreeSet::new()];
         for _ in 0..MANY {
             node.age_affinity(101)?;
-            met.insert(dialled.one(*family, 1)?);
+            for (met, now) in met.iter_mut().zip(dialled.one(*family, 1)?) {
+                met.insert(now);
+            }
         }
-        ensure!(met.len() > 1, "after each timeout the choice was {met:?}");
+        ensure!(
+            met.iter().all(|met| met.len() > 1),
+            "after each timeout the choice was {met:?}"
+        );
     }
     // A longer one counts for the memories that are there.
     dialled.change(&with(1_000))?;
@@ -188,7 +228,7 @@ fn times_out(stage: &Stage<'_>, kind: Kind) -> Result<String> {
         for _ in 0..8 {
             node.age_affinity(900)?;
             let now = dialled.one(*family, 1)?;
-            ensure!(now == first, "{now} after 900 of 1,000 s, and {first} before");
+            ensure!(now == first, "{now:?} after 900 of 1,000 s, and {first:?} before");
         }
     }
     Ok(in_families(

@@ -3,14 +3,16 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::{Case, Stage, asks, both, connects, counted, delete, has, in_families, node_ports, refused, served, unserved};
+use super::{
+    Case, Stage, asks, both, connects, counted, delete, has, in_families, node_ports, refused, served, unserved,
+};
 use crate::{
     kube::stage::{From, PORT, StagePod},
     lab::plan::{self, CLOSED, TARGET, TARGET_DF, TARGET_SECOND},
 };
 
 /// The cases.
-pub const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &[
     Case::e2e("serve_a_basic_endpoint", basic),
     Case::e2e("multiport_endpoints", multiport),
     Case::e2e("same_port_different_protocols", protocols),
@@ -105,8 +107,8 @@ fn multiport(stage: &Stage<'_>) -> Result<String> {
 }
 
 fn protocols(stage: &Stage<'_>) -> Result<String> {
-    let tcp = json!({"name": "tcp", "protocol": "TCP", "port": PORT, "targetPort": TARGET});
-    let udp = json!({"name": "udp", "protocol": "UDP", "port": PORT, "targetPort": TARGET_DF});
+    let mut tcp = json!({"name": "tcp", "protocol": "TCP", "port": PORT, "targetPort": TARGET});
+    let mut udp = json!({"name": "udp", "protocol": "UDP", "port": PORT, "targetPort": TARGET_DF});
     let mut service = stage.service(|spec| {
         spec["type"] = json!("NodePort");
         spec["ports"] = json!([tcp, udp]);
@@ -120,6 +122,9 @@ fn protocols(stage: &Stage<'_>) -> Result<String> {
         node_port(0),
         node_port(1)
     );
+    // An update that names none would be given two.
+    tcp["nodePort"] = node_port(0);
+    udp["nodePort"] = node_port(0);
     for (with_tcp, with_udp) in [(true, true), (false, true), (true, false), (true, true)] {
         let mut ports = Vec::new();
         if with_tcp {
@@ -171,7 +176,8 @@ fn node_port(stage: &Stage<'_>) -> Result<String> {
             dialled[usize::from(node)] += met.len() as u64;
             for met in met {
                 // A pod of the node itself sees the client, one elsewhere the node.
-                let here = met.own.ip() == stage_ip(&one, &two, &met.name, *family) && node_of(&one, &two, &met.name) == node;
+                let here =
+                    met.own.ip() == stage_ip(&one, &two, &met.name, *family) && node_of(&one, &two, &met.name) == node;
                 let source = if here {
                     plan::client(*family, 1)
                 } else {
@@ -180,7 +186,8 @@ fn node_port(stage: &Stage<'_>) -> Result<String> {
                 ensure!(met.peer.ip() == source, "{met:?} and not {source}");
             }
             for from in [From::Pod(&client), From::Node(3)] {
-                dialled[3] += served(stage, &from, target, &[&one, &two])?.len() as u64;
+                // Another node's port is that node's to serve.
+                dialled[usize::from(node)] += served(stage, &from, target, &[&one, &two])?.len() as u64;
             }
         }
     }
@@ -190,7 +197,7 @@ fn node_port(stage: &Stage<'_>) -> Result<String> {
     let closed = service.node_port(stage.families()[0], 1)?;
     delete(stage, &service)?;
     refused(stage, &From::Outside, closed)?;
-    unserved(stage, &From::Pod(&client), closed)?;
+    unserved(stage, &From::Pod(&client), &[closed])?;
     Ok(in_families(
         stage,
         "each node's port from outside, from a pod and from a node; closed with the Service",
@@ -198,7 +205,11 @@ fn node_port(stage: &Stage<'_>) -> Result<String> {
 }
 
 fn node_of(one: &StagePod, two: &StagePod, name: &str) -> u8 {
-    if one.name == name { one.place.node } else { two.place.node }
+    if one.name == name {
+        one.place.node
+    } else {
+        two.place.node
+    }
 }
 
 fn stage_ip(one: &StagePod, two: &StagePod, name: &str, family: plan::Family) -> std::net::IpAddr {
@@ -290,7 +301,7 @@ fn slices_addresses(stage: &Stage<'_>) -> Result<String> {
         connects(stage, &From::Pod(&client), service.cluster(*family)?, &all[1..])?;
     }
     let other = plan::at(service.cluster(stage.families()[0])?.ip(), CLOSED);
-    unserved(stage, &From::Pod(&client), other)?;
+    unserved(stage, &From::Pod(&client), &[other])?;
     Ok(in_families(
         stage,
         "four pods in two slices, then three; never the second address of an endpoint",

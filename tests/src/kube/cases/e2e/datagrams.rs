@@ -18,19 +18,21 @@ use crate::{
 };
 
 /// The cases.
-pub const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &[
     Case::e2e("udp_preserved_when_a_server_pod_cycles_from_a_pod", |stage| {
         cycles(stage, Kind::Pod)
     }),
-    Case::e2e("udp_preserved_when_a_server_pod_cycles_from_a_host_network_pod", |stage| {
-        cycles(stage, Kind::HostNetwork)
-    }),
+    Case::e2e(
+        "udp_preserved_when_a_server_pod_cycles_from_a_host_network_pod",
+        |stage| cycles(stage, Kind::HostNetwork),
+    ),
     Case::e2e("udp_preserved_when_a_server_pod_cycles_through_a_node_port", |stage| {
         cycles(stage, Kind::NodePort)
     }),
-    Case::e2e("udp_preserved_when_unready_endpoints_become_ready_from_a_pod", |stage| {
-        becomes_ready(stage, Kind::Pod)
-    }),
+    Case::e2e(
+        "udp_preserved_when_unready_endpoints_become_ready_from_a_pod",
+        |stage| becomes_ready(stage, Kind::Pod),
+    ),
     Case::e2e(
         "udp_preserved_when_unready_endpoints_become_ready_from_a_host_network_pod",
         |stage| becomes_ready(stage, Kind::HostNetwork),

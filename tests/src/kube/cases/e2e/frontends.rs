@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::{
-    Case, Stage, both, delete, has, held_nowhere, in_families, load_balancer, node_ports, refused, relabel, routed,
-    served, unserved,
+    Case, Stage, both, clusters, delete, has, held_nowhere, in_families, load_balancer, node_ports, refused, relabel,
+    routed, served, unserved,
 };
 use crate::{
     agent::until,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The cases.
-pub const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &[
     Case::e2e("external_ip_not_assigned_to_a_node", external_ip),
     Case::e2e("unready_pods_with_publish_not_ready_addresses", published),
     Case::e2e("unready_pods_without_publish_not_ready_addresses", unpublished),
@@ -41,9 +41,8 @@ fn external_ip(stage: &Stage<'_>) -> Result<String> {
         }
     }
     delete(stage, &service)?;
-    for address in &addresses {
-        unserved(stage, &From::Pod(&client), plan::at(*address, PORT))?;
-    }
+    let targets: Vec<_> = addresses.iter().map(|address| plan::at(*address, PORT)).collect();
+    unserved(stage, &From::Pod(&client), &targets)?;
     Ok(in_families(
         stage,
         "from a pod, from a node and from outside; not after the Service",
@@ -149,8 +148,8 @@ fn withheld(stage: &Stage<'_>, label: &str, value: &str) -> Result<()> {
     };
     let down = |service: &StageService| -> Result<()> {
         held_nowhere(stage, service)?;
+        unserved(stage, &From::Pod(&client), &clusters(stage, service)?)?;
         for family in stage.families() {
-            unserved(stage, &From::Pod(&client), service.cluster(*family)?)?;
             refused(stage, &From::Outside, service.node_port(*family, 1)?)?;
         }
         Ok(())

@@ -3,14 +3,16 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Case, Stage, both, delete, has, held_nowhere, in_families, node_ports, refused, served, unserved};
+use super::{
+    Case, Stage, both, clusters, delete, has, held_nowhere, in_families, node_ports, refused, served, unserved,
+};
 use crate::{
     agent::until,
     kube::stage::{From, StagePod, StageService},
 };
 
 /// The cases.
-pub const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &[
     Case::e2e("up_and_down_services", up_and_down),
     Case::e2e("recreated_service", recreated),
     Case::e2e("recreated_service_at_once_for_other_pods", replaced),
@@ -55,10 +57,8 @@ fn up_and_down(stage: &Stage<'_>) -> Result<String> {
     up(&second)?;
     delete(stage, &first.0)?;
     held_nowhere(stage, &first.0)?;
-    for family in stage.families() {
-        for from in [From::Pod(&client), From::Node(2)] {
-            unserved(stage, &from, first.0.cluster(*family)?)?;
-        }
+    for from in [From::Pod(&client), From::Node(2)] {
+        unserved(stage, &from, &clusters(stage, &first.0)?)?;
     }
     up(&second)?;
     let third = group("third")?;
@@ -96,7 +96,11 @@ fn wait_for_own_slices(stage: &Stage<'_>, service: &StageService, pods: &[&Stage
             let owner = &slice["metadata"]["ownerReferences"][0]["uid"];
             ensure!(owner == own, "a slice is {owner}'s and not {own}'s");
         }
-        ensure!(slices.len() == stage.families().len(), "there are {} slices", slices.len());
+        ensure!(
+            slices.len() == stage.families().len(),
+            "there are {} slices",
+            slices.len()
+        );
         Ok(())
     })?;
     has(stage, service, pods)
@@ -126,8 +130,8 @@ fn recreated(stage: &Stage<'_>) -> Result<String> {
     all_serve(stage, &first, &client, &[&one, &two])?;
     delete(stage, &first)?;
     held_nowhere(stage, &first)?;
+    unserved(stage, &From::Pod(&client), &clusters(stage, &first)?)?;
     for family in stage.families() {
-        unserved(stage, &From::Pod(&client), first.cluster(*family)?)?;
         refused(stage, &From::Outside, first.node_port(*family, 1)?)?;
     }
     let mut spec = spec_of(stage, "a", node_ports);

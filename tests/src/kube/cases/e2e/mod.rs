@@ -6,10 +6,11 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
+    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::{Case, Stage};
@@ -143,39 +144,57 @@ fn refused(stage: &Stage<'_>, from: &From<'_>, target: SocketAddr) -> Result<()>
     fail_at_once(stage, from, target, Failure::Refused)
 }
 
-/// Neither a connection nor a datagram may get any answer.
-fn silent(stage: &Stage<'_>, from: &From<'_>, target: SocketAddr) -> Result<()> {
-    let (dialled, asked) = stage.through(from, |dialer| {
+/// What comes of a connection and a datagram to each address, all at the same time.
+fn tried(
+    stage: &Stage<'_>,
+    from: &From<'_>,
+    targets: &[SocketAddr],
+) -> Result<Vec<(SocketAddr, Result<Met, Failure>)>> {
+    stage.through(from, |dialer| {
         let dialer = dialer.within(silence());
-        (dialer.dial(target), dialer.ask(target))
-    })?;
-    ensure!(
-        dialled == Err(Failure::Silent),
-        "a connection of {from} to {target}: {dialled:?}"
-    );
-    ensure!(
-        asked == Err(Failure::Silent),
-        "a datagram of {from} to {target}: {asked:?}"
-    );
+        thread::scope(|scope| {
+            let dials: Vec<_> = targets
+                .iter()
+                .flat_map(|target| {
+                    [
+                        (*target, scope.spawn(move || dialer.dial(*target))),
+                        (*target, scope.spawn(move || dialer.ask(*target))),
+                    ]
+                })
+                .collect();
+            dials
+                .into_iter()
+                .map(|(target, dial)| match dial.join() {
+                    Ok(met) => Ok((target, met)),
+                    Err(_) => bail!("a thread that dialled panicked"),
+                })
+                .collect()
+        })
+    })?
+}
+
+/// Neither a connection nor a datagram to any of these addresses may get any answer.
+fn silent(stage: &Stage<'_>, from: &From<'_>, targets: &[SocketAddr]) -> Result<()> {
+    for (target, met) in tried(stage, from, targets)? {
+        ensure!(met == Err(Failure::Silent), "{from} to {target}: {met:?} is no silence");
+    }
     Ok(())
 }
 
-/// Nobody must serve an address: whatever the network does with it, no pod answers.
-fn unserved(stage: &Stage<'_>, from: &From<'_>, target: SocketAddr) -> Result<()> {
-    let (dialled, asked) = stage.through(from, |dialer| {
-        let dialer = dialer.within(silence());
-        (dialer.dial(target), dialer.ask(target))
-    })?;
-    for met in [dialled, asked] {
+/// Nobody must serve these addresses: whatever the network does with them, no pod answers.
+fn unserved(stage: &Stage<'_>, from: &From<'_>, targets: &[SocketAddr]) -> Result<()> {
+    for (target, met) in tried(stage, from, targets)? {
         ensure!(
-            matches!(
-                met,
-                Err(Failure::Silent | Failure::Unreachable | Failure::Refused)
-            ),
+            matches!(met, Err(Failure::Silent | Failure::Unreachable | Failure::Refused)),
             "{target} should lead {from} nowhere, and met {met:?}"
         );
     }
     Ok(())
+}
+
+/// A Service's cluster addresses, of each family.
+fn clusters(stage: &Stage<'_>, service: &StageService) -> Result<Vec<SocketAddr>> {
+    stage.families().iter().map(|family| service.cluster(*family)).collect()
 }
 
 /// How many addresses and ports the agent of a node serves for a Service; none where it does not know it.

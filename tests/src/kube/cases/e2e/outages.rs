@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The cases.
-pub const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &[
     Case::e2e("proxy_restart", |stage| proxy(stage, false)),
     Case::e2e("proxy_restart_after_a_kill", |stage| proxy(stage, true)),
     Case::e2e("api_server_restart", api_server),
@@ -80,7 +80,12 @@ impl<'s> Clients<'s> {
     /// Ends them; gives how often they dialled, and never in vain.
     fn finish(self) -> Result<u64> {
         let (mut all, failed) = self.inside()?;
-        ensure!(failed.is_empty(), "the pod's dials failed {} times: {}", failed.len(), failed[0]);
+        ensure!(
+            failed.is_empty(),
+            "the pod's dials failed {} times: {}",
+            failed.len(),
+            failed[0]
+        );
         self.stage.end(&self.pod)?;
         for hammer in self.outside {
             all += hammer.finish().context("from outside")?;

@@ -3,13 +3,10 @@
 use anyhow::{Result, ensure};
 
 use super::{Case, Stage, both, has, host_client, host_pod, in_families, node_ports, served};
-use crate::{
-    kube::stage::From,
-    lab::plan,
-};
+use crate::{kube::stage::From, lab::plan};
 
 /// The cases.
-pub const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &[
     Case::e2e("preserve_source_pod_ip", preserve),
     Case::e2e("hairpin", hairpin),
     Case::e2e("hairpin_of_a_host_network_pod", host_hairpin),

@@ -1,16 +1,21 @@
 //! Every change of a Service's type to ExternalName, which no proxy serves, and from it.
 
-use anyhow::{Result, ensure};
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Case, Stage, both_ports, has, held, held_nowhere, in_families, refused, routed, served, unserved};
+use super::{
+    Case, Stage, asks, both_ports, clusters, connects, has, held, held_nowhere, in_families, refused, routed, served,
+    unserved,
+};
 use crate::{
     kube::stage::{From, PORT, StagePod, StageService},
-    lab::plan,
+    lab::plan::{self, Family},
 };
 
 /// The cases.
-pub const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &[
     Case::e2e("change_of_type_from_external_name_to_cluster_ip", |stage| {
         from_name(stage, "ClusterIP")
     }),
@@ -32,12 +37,18 @@ pub const CASES: &[Case] = &[
 ];
 
 /// The load balancer's address of these cases, in the first family.
-fn balanced(stage: &Stage<'_>) -> std::net::SocketAddr {
+fn balanced(stage: &Stage<'_>) -> SocketAddr {
     plan::at(routed(stage.families()[0], 204), PORT)
 }
 
 /// A Service of a type is served by all the addresses that it has, from outside too.
-fn serves(stage: &Stage<'_>, kind: &str, service: &mut StageService, pods: &[&StagePod], client: &StagePod) -> Result<()> {
+fn serves(
+    stage: &Stage<'_>,
+    kind: &str,
+    service: &mut StageService,
+    pods: &[&StagePod],
+    client: &StagePod,
+) -> Result<()> {
     if kind == "LoadBalancer" {
         stage.give_address(service, balanced(stage).ip(), "VIP")?;
     }
@@ -45,7 +56,9 @@ fn serves(stage: &Stage<'_>, kind: &str, service: &mut StageService, pods: &[&St
     for family in stage.families() {
         served(stage, &From::Pod(client), service.cluster(*family)?, pods)?;
         if kind != "ClusterIP" {
-            served(stage, &From::Outside, service.node_port(*family, 2)?, pods)?;
+            // A change of type gives each protocol a number of its own.
+            connects(stage, &From::Outside, node_port(service, 0, *family)?, pods)?;
+            asks(stage, &From::Outside, node_port(service, 1, *family)?, pods)?;
         }
     }
     if kind == "LoadBalancer" {
@@ -53,6 +66,13 @@ fn serves(stage: &Stage<'_>, kind: &str, service: &mut StageService, pods: &[&St
         served(stage, &From::Pod(client), balanced(stage), pods)?;
     }
     Ok(())
+}
+
+/// Node 2's address with the node port of a Service's first or second port: TCP or UDP.
+fn node_port(service: &StageService, which: usize, family: Family) -> Result<SocketAddr> {
+    let port = service.object["spec"]["ports"][which]["nodePort"].as_u64();
+    let port = port.with_context(|| format!("port {which} of {} has no node port", service.name))?;
+    Ok(plan::at(plan::node(family, 2), u16::try_from(port)?))
 }
 
 fn name_spec() -> Value {
@@ -89,14 +109,14 @@ fn to_name(stage: &Stage<'_>, kind: &str) -> Result<String> {
     stage.change(&mut service, &name_spec())?;
     stage.cluster.settle()?;
     held_nowhere(stage, &service)?;
+    unserved(stage, &From::Pod(&client), &clusters(stage, &before)?)?;
     for family in stage.families() {
-        unserved(stage, &From::Pod(&client), before.cluster(*family)?)?;
         if kind != "ClusterIP" {
             refused(stage, &From::Outside, before.node_port(*family, 2)?)?;
         }
     }
     if kind == "LoadBalancer" {
-        unserved(stage, &From::Outside, balanced(stage))?;
+        unserved(stage, &From::Outside, &[balanced(stage)])?;
     }
     Ok(in_families(stage, "served before, held by no agent after"))
 }
