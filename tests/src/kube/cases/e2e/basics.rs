@@ -4,7 +4,8 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::{
-    Case, Stage, asks, both, connects, counted, delete, has, in_families, node_ports, refused, served, unserved,
+    Case, Stage, asks, both, clusters, connects, counted, delete, has, in_families, node_ports, refused, served, tried,
+    unserved,
 };
 use crate::{
     kube::stage::{From, PORT, StagePod},
@@ -135,25 +136,18 @@ fn protocols(stage: &Stage<'_>) -> Result<String> {
         }
         stage.change(&mut service, &json!({"ports": ports}))?;
         has(stage, &service, &[&pod])?;
-        for family in stage.families() {
-            let from = [
-                (From::Pod(&client), service.cluster(*family)?),
-                (From::Outside, service.node_port(*family, 3)?),
-            ];
-            for (from, target) in from {
-                let limit = crate::lab::dial::silence();
-                let (dialled, asked) = stage.through(&from, |dialer| {
-                    (dialer.within(limit).dial(target), dialer.within(limit).ask(target))
-                })?;
-                let port = |met: &crate::lab::serve::Met| met.own.port();
-                ensure!(
-                    dialled.as_ref().ok().map(port) == with_tcp.then_some(TARGET),
-                    "TCP ({with_tcp}) of {from} to {target}: {dialled:?}"
-                );
-                ensure!(
-                    asked.as_ref().ok().map(port) == with_udp.then_some(TARGET_DF),
-                    "UDP ({with_udp}) of {from} to {target}: {asked:?}"
-                );
+        let outside: Result<Vec<_>> = (stage.families().iter())
+            .map(|family| service.node_port(*family, 3))
+            .collect();
+        for (from, targets) in [
+            (From::Pod(&client), clusters(stage, &service)?),
+            (From::Outside, outside?),
+        ] {
+            // TCP and UDP in turn.
+            for (n, (target, met)) in tried(stage, &from, &targets)?.into_iter().enumerate() {
+                let wanted = [with_tcp.then_some(TARGET), with_udp.then_some(TARGET_DF)][n % 2];
+                let port = met.as_ref().ok().map(|met| met.own.port());
+                ensure!(port == wanted, "{from} to {target}: {met:?}, and {wanted:?} was wanted");
             }
         }
     }

@@ -147,6 +147,7 @@ fn cycles(stage: &Stage<'_>, kind: Kind) -> Result<String> {
     has(stage, &service, &[&current])?;
     let client = Client::new(stage, kind, &service)?;
     client.meets(&current)?;
+    let chosen_anew = stage.cluster.node(1).counted("reresolved")?;
     for (turn, node) in [2, 1, 3].into_iter().enumerate() {
         let next = stage.pod(node)?;
         has(stage, &service, &[&current, &next])?;
@@ -175,6 +176,11 @@ fn cycles(stage: &Stage<'_>, kind: Kind) -> Result<String> {
         has(stage, &service, &[&next])?;
         client.meets(&next)?;
         current = next;
+    }
+    if kind == Kind::NodePort {
+        // Two source ports in each family, three times.
+        let flows = 2 * stage.families().len() as u64;
+        (stage.cluster.node(1)).wait_counted("reresolved", chosen_anew + 3 * flows)?;
     }
     if let (Kind::HostNetwork, Some(pod)) = (kind, &client.pod) {
         stage.end(pod)?;

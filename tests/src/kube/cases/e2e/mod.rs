@@ -144,7 +144,7 @@ fn refused(stage: &Stage<'_>, from: &From<'_>, target: SocketAddr) -> Result<()>
     fail_at_once(stage, from, target, Failure::Refused)
 }
 
-/// What comes of a connection and a datagram to each address, all at the same time.
+/// What comes of a connection and of a datagram to each address, in turn; all are on their way at the same time.
 fn tried(
     stage: &Stage<'_>,
     from: &From<'_>,
