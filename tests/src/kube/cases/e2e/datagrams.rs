@@ -1,4 +1,7 @@
 //! UDP of one client that keeps its source port: it goes on when its server is another.
+//!
+//! Inside the cluster the socket that stays open is not connected, and a connected one is made anew for each datagram, as
+//! Kubernetes' own tests do: one that stays connected to a cluster address belongs to the pod that it was connected to.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -85,7 +88,7 @@ impl<'s> Client<'s> {
             let source = plan::at(client.ip(*family), STAYING);
             let socket = client.dials(|dialer| {
                 let dialer = dialer.from(source).within(silence());
-                // A socket that is connected to a Service's cluster address is connected to the pod itself.
+                // From outside packets are translated, whatever the socket is.
                 if kind == Kind::NodePort {
                     dialer.datagrams(target)
                 } else {
