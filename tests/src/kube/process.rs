@@ -1,7 +1,6 @@
 //! What a pod of the lab runs: a process of its own that serves until it is killed, and may dial.
 //!
 //! SIGTERM changes nothing: the pod serves on through its grace, as an application that drains does. With `--end-on-term` it ends
-<<<<<<< HEAD
 //! at once, as one that does not care. One that dials writes each failure as a line, and a line of sums now and then.
 
 use std::{
@@ -11,15 +10,6 @@ use std::{
     path::Path,
     thread,
     time::{Duration, Instant},
-=======
-//! at once, as one that does not care. With `--dial` it is a client besides: it dials again and again, and says how each went.
-
-use std::{
-    io::Write as _,
-    net::{IpAddr, SocketAddr},
-    thread,
-    time::Duration,
->>>>>>> 8d42c03 (Play the behaviours of Kubernetes' own tests on the real control plane)
 };
 
 use anyhow::{Context, Result, ensure};
@@ -35,21 +25,18 @@ use crate::{
 pub const POD: &str = "pod";
 /// The line by which the process says that it serves.
 pub const SERVING: &str = "serving";
-<<<<<<< HEAD
 /// How long a dial or an answer may take before it counts as failed.
 const LIMIT: Duration = Duration::from_secs(5);
 /// The time between two dials, and between two questions on a connection that is held.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Dials or questions between two lines of sums.
 const BETWEEN_SUMS: u64 = 10;
-=======
-/// The word before an address that was dialled well, over TCP and over UDP.
-pub const DIALLED: &str = "dialled";
-/// The word before an address that could not be dialled, and why.
-pub const FAILED: &str = "failed";
-/// How long a client rests between two dials.
+/// The word before an address that was reached, over TCP and over UDP.
+pub const REACHED: &str = "reached";
+/// The word before an address that was not reached, and why.
+pub const MISSED: &str = "missed";
+/// How long a client that reaches for addresses rests between two of them.
 const REST: Duration = Duration::from_millis(2);
->>>>>>> 8d42c03 (Play the behaviours of Kubernetes' own tests on the real control plane)
 
 /// How a pod's process is started.
 #[derive(Debug, Args)]
@@ -63,18 +50,15 @@ pub struct PodArgs {
     /// End at SIGTERM instead of serving on
     #[arg(long)]
     end_on_term: bool,
-<<<<<<< HEAD
     /// Dial this address all the time, a connection after the other
     #[arg(long)]
     dial: Vec<SocketAddr>,
     /// Hold a connection to this address and ask something on it all the time
     #[arg(long)]
     hold: Vec<SocketAddr>,
-=======
-    /// Dial this address again and again, by a connection and a datagram each time
-    #[arg(long = "dial")]
-    dialled: Vec<SocketAddr>,
->>>>>>> 8d42c03 (Play the behaviours of Kubernetes' own tests on the real control plane)
+    /// Reach this address again and again, by a connection and a datagram each time, and say how each went
+    #[arg(long)]
+    reach: Vec<SocketAddr>,
 }
 
 /// Serves until a signal ends the process.
@@ -85,21 +69,18 @@ pub fn run(args: &PodArgs) -> Result<()> {
     interrupt::catch()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _serving = Serving::start(runtime.handle(), &Netns::current()?, &args.name, &args.addresses)?;
-<<<<<<< HEAD
     say(SERVING);
+    if !args.reach.is_empty() {
+        let (netns, targets) = (Netns::current()?, args.reach.clone());
+        thread::Builder::new()
+            .name("lab-client".to_owned())
+            .spawn(move || reach_on(Dialer::new(&netns), &targets))?;
+    }
     for target in args.dial.clone() {
         thread::Builder::new().spawn(move || dial(target))?;
     }
     for target in args.hold.clone() {
         thread::Builder::new().spawn(move || hold(target))?;
-=======
-    writeln!(std::io::stdout(), "{SERVING}")?;
-    if !args.dialled.is_empty() {
-        let (netns, targets) = (Netns::current()?, args.dialled.clone());
-        thread::Builder::new()
-            .name("lab-dialler".to_owned())
-            .spawn(move || dial_on(Dialer::new(&netns), &targets))?;
->>>>>>> 8d42c03 (Play the behaviours of Kubernetes' own tests on the real control plane)
     }
     runtime.block_on(async {
         loop {
@@ -113,7 +94,6 @@ pub fn run(args: &PodArgs) -> Result<()> {
     Ok(())
 }
 
-<<<<<<< HEAD
 fn dial(target: SocketAddr) {
     let mut count = 0_u64;
     loop {
@@ -205,21 +185,22 @@ impl Dialled {
         }
         found.good = sums.values().sum();
         Ok(found)
-=======
-/// Dials until nobody listens to how it went.
-fn dial_on(dialer: Dialer<'_>, targets: &[SocketAddr]) {
+    }
+}
+
+/// Reaches for the addresses in turn until nobody listens to how it went.
+fn reach_on(dialer: Dialer<'_>, targets: &[SocketAddr]) {
     loop {
         for target in targets {
             let connection = dialer.open(*target).and_then(|mut talk| talk.say("well?"));
             let line = match connection.and_then(|()| dialer.ask(*target)) {
-                Ok(met) => format!("{DIALLED} {target} {}", met.name),
-                Err(failure) => format!("{FAILED} {target} {failure}"),
+                Ok(met) => format!("{REACHED} {target} {}", met.name),
+                Err(failure) => format!("{MISSED} {target} {failure}"),
             };
             if writeln!(std::io::stdout(), "{line}").is_err() {
                 return;
             }
             thread::sleep(REST);
         }
->>>>>>> 8d42c03 (Play the behaviours of Kubernetes' own tests on the real control plane)
     }
 }

@@ -9,7 +9,7 @@ use super::{Case, Stage, asks, connects, has, in_families, node_ports, served};
 use crate::{
     agent::until,
     kube::{
-        process::{DIALLED, FAILED},
+        process::{MISSED, REACHED},
         stage::{From, StagePod},
     },
     lab::hammer::Hammer,
@@ -38,7 +38,7 @@ impl<'s> Clients<'s> {
         object["metadata"]["labels"] = json!({"role": "client"});
         let words: Vec<String> = inside
             .iter()
-            .flat_map(|target| ["--dial".to_owned(), target.to_string()])
+            .flat_map(|target| ["--reach".to_owned(), target.to_string()])
             .collect();
         object["spec"]["containers"][0]["args"] = json!(words);
         let pod = stage.make_pod(&object)?;
@@ -59,8 +59,8 @@ impl<'s> Clients<'s> {
                 continue;
             }
             let said = fs::read_to_string(entry.path())?;
-            let well = said.lines().filter(|line| line.starts_with(DIALLED)).count() as u64;
-            let failed = said.lines().filter(|line| line.starts_with(FAILED));
+            let well = said.lines().filter(|line| line.starts_with(REACHED)).count() as u64;
+            let failed = said.lines().filter(|line| line.starts_with(MISSED));
             return Ok((well, failed.map(str::to_owned).collect()));
         }
         anyhow::bail!("{} says nothing in {}", self.pod.name, folder.display())
