@@ -16,7 +16,10 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use lb_user::lab::Netns;
 
-use crate::{interrupt, lab::serve::Serving};
+use crate::{
+    interrupt,
+    lab::{dial::Dialer, serve::Serving},
+};
 
 /// The verb by which this program becomes a Pod's process.
 pub const POD: &str = "pod";
@@ -28,6 +31,12 @@ const LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Dials or questions between two lines of sums.
 const BETWEEN_SUMS: u64 = 10;
+/// The word before an address that was reached, over TCP and over UDP.
+pub const REACHED: &str = "reached";
+/// The word before an address that was not reached, and why.
+pub const MISSED: &str = "missed";
+/// How long a client that reaches for addresses rests between two of them.
+const REST: Duration = Duration::from_millis(2);
 
 /// How a pod's process is started.
 #[derive(Debug, Args)]
@@ -47,6 +56,9 @@ pub struct PodArgs {
     /// Hold a connection to this address and ask something on it all the time
     #[arg(long)]
     hold: Vec<SocketAddr>,
+    /// Reach this address again and again, by a connection and a datagram each time, and say how each went
+    #[arg(long)]
+    reach: Vec<SocketAddr>,
 }
 
 /// Serves until a signal ends the process.
@@ -58,6 +70,12 @@ pub fn run(args: &PodArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _serving = Serving::start(runtime.handle(), &Netns::current()?, &args.name, &args.addresses)?;
     say(SERVING);
+    if !args.reach.is_empty() {
+        let (netns, targets) = (Netns::current()?, args.reach.clone());
+        thread::Builder::new()
+            .name("lab-client".to_owned())
+            .spawn(move || reach_on(Dialer::new(&netns), &targets))?;
+    }
     for target in args.dial.clone() {
         thread::Builder::new().spawn(move || dial(target))?;
     }
@@ -167,5 +185,22 @@ impl Dialled {
         }
         found.good = sums.values().sum();
         Ok(found)
+    }
+}
+
+/// Reaches for the addresses in turn until nobody listens to how it went.
+fn reach_on(dialer: Dialer<'_>, targets: &[SocketAddr]) {
+    loop {
+        for target in targets {
+            let connection = dialer.open(*target).and_then(|mut talk| talk.say("well?"));
+            let line = match connection.and_then(|()| dialer.ask(*target)) {
+                Ok(met) => format!("{REACHED} {target} {}", met.name),
+                Err(failure) => format!("{MISSED} {target} {failure}"),
+            };
+            if writeln!(std::io::stdout(), "{line}").is_err() {
+                return;
+            }
+            thread::sleep(REST);
+        }
     }
 }

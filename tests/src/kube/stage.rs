@@ -83,6 +83,34 @@ impl StagePod {
     }
 }
 
+/// The conditions of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conditions {
+    /// Whether it is to get new connections.
+    pub ready: bool,
+    /// Whether it can serve.
+    pub serving: bool,
+    /// Whether it is about to end.
+    pub terminating: bool,
+}
+
+impl Conditions {
+    /// Of a Pod that terminates and still serves.
+    pub const DRAINING: Self = Self {
+        ready: false,
+        serving: true,
+        terminating: true,
+    };
+
+    fn read(object: &Value) -> Self {
+        Self {
+            ready: object["ready"] == true,
+            serving: object["serving"] == true,
+            terminating: object["terminating"] == true,
+        }
+    }
+}
+
 /// A Service of a case, as the API server made it.
 #[derive(Clone, Debug)]
 pub struct StageService {
@@ -241,15 +269,26 @@ impl<'c> Stage<'c> {
         self.cluster.api().delete(&pod_path(pod), None)
     }
 
-    /// Ends a Pod at once, and waits until its process is gone.
+    /// Ends a Pod at once, and waits until its process is gone and no EndpointSlice names it.
+    ///
+    /// For a moment the controllers may call it one that terminates and serves.
     ///
     /// # Errors
     /// Why the server refuses.
     pub fn end(&self, pod: &StagePod) -> Result<()> {
         self.cluster.api().delete(&pod_path(pod), Some(0))?;
-        until("a pod's end", || match self.cluster.place(&pod.name) {
-            Err(_) => Ok(()),
-            Ok(_) => anyhow::bail!("it still runs"),
+        until("a pod's end", || {
+            ensure!(self.cluster.place(&pod.name).is_err(), "it still runs");
+            let slices = self
+                .cluster
+                .api()
+                .items("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices")?;
+            let named = slices
+                .iter()
+                .flat_map(|slice| slice["endpoints"].as_array().map(Vec::as_slice).unwrap_or_default())
+                .any(|endpoint| endpoint["targetRef"]["name"] == pod.name.as_str());
+            ensure!(!named, "a slice still names it");
+            Ok(())
         })
     }
 
@@ -366,6 +405,33 @@ impl<'c> Stage<'c> {
                     .filter_map(|endpoint| endpoint["targetRef"]["name"].as_str())
                     .collect();
                 ensure!(found == wanted, "{family} has {found:?} and not {wanted:?}");
+            }
+            Ok(())
+        })
+    }
+
+    /// Waits until the API server's slices of a Service hold a Pod under these conditions, in each family.
+    ///
+    /// # Errors
+    /// What they have instead.
+    pub fn wait_conditions(&self, service: &StageService, pod: &StagePod, wanted: Conditions) -> Result<()> {
+        let label = format!("labelSelector=kubernetes.io%2Fservice-name%3D{}", service.name);
+        let path = format!("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?{label}");
+        until("the endpoint controller", || {
+            let slices = self.cluster.api().items(&path)?;
+            for family in self.families() {
+                let found: Vec<Conditions> = slices
+                    .iter()
+                    .filter(|slice| slice["addressType"] == family.kubernetes_name())
+                    .flat_map(|slice| slice["endpoints"].as_array().map(Vec::as_slice).unwrap_or_default())
+                    .filter(|endpoint| endpoint["targetRef"]["name"] == pod.name.as_str())
+                    .map(|endpoint| Conditions::read(&endpoint["conditions"]))
+                    .collect();
+                ensure!(
+                    !found.is_empty() && found.iter().all(|one| *one == wanted),
+                    "{family} of {} has {found:?} and not {wanted:?}",
+                    pod.name
+                );
             }
             Ok(())
         })

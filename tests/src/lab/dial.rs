@@ -219,6 +219,30 @@ impl<'n> Dialer<'n> {
         discover_path(&socket, target.ip(), false)?;
         Ok(Datagrams {
             socket,
+            target: None,
+            limit: self.limit(),
+        })
+    }
+
+    /// Makes a datagram socket that is not connected and sends to one address, as one does that talks to many.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn unconnected(&self, target: SocketAddr) -> Result<Datagrams, Failure> {
+        let any: IpAddr = if target.is_ipv6() {
+            Ipv6Addr::UNSPECIFIED.into()
+        } else {
+            Ipv4Addr::UNSPECIFIED.into()
+        };
+        let source = self.source.unwrap_or(SocketAddr::new(any, 0));
+        let socket = self
+            .netns
+            .run(|| UdpSocket::bind(source))
+            .map_err(|_| Failure::Other(Errno::EPERM))??;
+        discover_path(&socket, target.ip(), false)?;
+        Ok(Datagrams {
+            socket,
+            target: Some(target),
             limit: self.limit(),
         })
     }
@@ -393,6 +417,8 @@ impl Talk {
 #[derive(Debug)]
 pub struct Datagrams {
     socket: UdpSocket,
+    /// Where each datagram goes, where the socket is not connected; answers must come from there.
+    target: Option<SocketAddr>,
     limit: Duration,
 }
 
@@ -435,9 +461,18 @@ impl Datagrams {
 
     fn exchange(&self, request: &[u8]) -> Result<(Met, usize), Failure> {
         self.socket.set_read_timeout(Some(self.limit))?;
-        self.socket.send(request)?;
         let mut answer = vec![0; 64 * 1024];
-        let len = self.socket.recv(&mut answer)?;
+        let len = if let Some(target) = self.target {
+            self.socket.send_to(request, target)?;
+            let (len, source) = self.socket.recv_from(&mut answer)?;
+            if source != target {
+                return Err(Failure::Other(Errno::EXDEV));
+            }
+            len
+        } else {
+            self.socket.send(request)?;
+            self.socket.recv(&mut answer)?
+        };
         let line = answer[..len].split(|byte| *byte == b'\n').next().unwrap_or_default();
         let met = std::str::from_utf8(line)
             .ok()

@@ -51,7 +51,9 @@ impl Requests {
             // What a good answer holds is judged after it came.
             Ok(_) | Err(WireError::Answer(_) | WireError::WatchEnded { .. }) => Some(200),
             Err(WireError::Refused { code, .. }) => Some(*code),
-            Err(WireError::Unreachable(_) | WireError::Handshake(_) | WireError::Cut(_) | WireError::Silence(_)) => None,
+            Err(WireError::Unreachable(_) | WireError::Handshake(_) | WireError::Cut(_) | WireError::Silence(_)) => {
+                None
+            }
             // Nothing was sent.
             Err(WireError::Setup(_)) => return answer,
         };

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{Cluster, Stack, Stage};
 
-pub mod basics;
+pub mod e2e;
 pub mod rights;
 pub mod rows;
 
@@ -75,7 +75,5 @@ impl Case {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    let mut all = rows::all();
-    all.extend([basics::CASES, rights::CASES].concat());
-    all
+    [rows::all(), e2e::all(), rights::CASES.to_vec()].concat()
 }
