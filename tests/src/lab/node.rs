@@ -60,6 +60,8 @@ pub struct LabNode {
     /// Further flags of its agent: where its Services come from, for one.
     flags: Vec<String>,
     sizes: Sizes,
+    /// The program that its agent is, where it is not the build's own.
+    program: Mutex<Option<PathBuf>>,
     /// How far its flow clock is ahead, in seconds.
     pub(super) ahead: AtomicU64,
 }
@@ -85,6 +87,7 @@ impl LabNode {
             ),
             flags: flags.to_vec(),
             sizes,
+            program: Mutex::default(),
             ahead: AtomicU64::new(0),
         })
     }
@@ -134,12 +137,18 @@ impl LabNode {
 
     /// A command of the program under test in this node's namespace, asking this node's agent.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(binary());
+        let program = self.program.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut command = Command::new(program.unwrap_or_else(binary));
         command.args(arguments);
         child::forget_configuration(&mut command);
         command.env("EVENKEEL_SOCKET", self.socket());
         self.netns.place(&mut command);
         command
+    }
+
+    /// From the next start on, has the agent be another program, or the build's own again.
+    pub fn set_program(&self, program: Option<PathBuf>) {
+        *self.program.lock().unwrap_or_else(PoisonError::into_inner) = program;
     }
 
     /// Starts the agent, ready or not; one that runs already is left alone.

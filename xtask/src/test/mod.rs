@@ -168,7 +168,8 @@ fn here(
             .args(*filter)
             .current_dir(&suite.folder)
             .env("CARGO_MANIFEST_DIR", &suite.folder)
-            .env("EVENKEEL_BIN", &built.agent);
+            .env("EVENKEEL_BIN", &built.agent)
+            .env("EVENKEEL_DEFECT_BIN", &built.defect);
         if let Some(folder) = setup::find_prometheus(layout) {
             command.env("EVENKEEL_PROMETHEUS", folder);
         }

@@ -3,6 +3,7 @@
 //! Cargo says where they are; nothing is guessed from file names. The invariant: a suite runs in its package's folder,
 //! as under `cargo test`.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -13,6 +14,9 @@ use crate::command::{cargo, shown, step};
 use crate::ebpf;
 use crate::layout::Layout;
 use crate::vm::Program;
+
+/// The feature that makes the agent keep what a later list no longer has.
+const DEFECT: &str = "defect-relist-keeps";
 
 /// One test executable.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +36,8 @@ pub(crate) struct Built {
     pub(crate) suites: Vec<Suite>,
     /// The agent's binary.
     pub(crate) agent: PathBuf,
+    /// An agent with a defect that the tests must find.
+    pub(crate) defect: PathBuf,
 }
 
 impl Built {
@@ -57,6 +63,7 @@ pub(crate) fn guest_path(suite: &Suite) -> PathBuf {
 /// Builds the kernel object, the binaries and all tests.
 pub(crate) fn build(layout: &Layout) -> Result<Built> {
     ebpf::build(layout)?;
+    let defect = build_defect(layout)?;
     let messages = step("building the tests", || {
         // One selection for both, so that cargo resolves features alike and builds each crate once.
         let mut bins = cargo(&layout.root);
@@ -76,7 +83,24 @@ pub(crate) fn build(layout: &Layout) -> Result<Built> {
     Ok(Built {
         suites: suites(&messages)?,
         agent: layout.target.join("debug/evenkeel"),
+        defect,
     })
+}
+
+/// Builds an agent that loses removals, and keeps it beside: the ordinary build takes its place afterwards.
+fn build_defect(layout: &Layout) -> Result<PathBuf> {
+    step("building an agent with a defect, which the tests must find", || {
+        let mut build = cargo(&layout.root);
+        // The whole workspace's selection, as below, so that crates below are built once.
+        build.args(["build", "--locked", "--workspace", "--bin", "evenkeel", "--features"]);
+        build.arg(format!("lb-user/{DEFECT}"));
+        crate::command::run(&mut build)
+    })?;
+    let kept = layout.target.join("defect/evenkeel");
+    let folder = kept.parent().context("a file lies in a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    fs::copy(layout.target.join("debug/evenkeel"), &kept).context("keep the agent with a defect")?;
+    Ok(kept)
 }
 
 #[derive(Deserialize)]

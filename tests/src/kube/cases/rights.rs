@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Case, Stage};
 use crate::{
-    agent::until,
+    agent::{Agent, until},
     kube::{Cluster, account},
 };
 
@@ -84,7 +84,7 @@ fn each_right_is_needed(stage: &Stage<'_>) -> Result<String> {
             .beside(2, |cold| {
                 cold.launch()?;
                 until("an agent to say what it may not do", || {
-                    let status = cold.ask(|agent| agent.status())?;
+                    let status = cold.ask(Agent::status)?;
                     let found = status.source.kinds.iter().find(|found| found.kind == kind);
                     let error = found.and_then(|found| found.error.as_deref()).unwrap_or_default();
                     ensure!(error.contains("403"), "{kind}: {error:?}");

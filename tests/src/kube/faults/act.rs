@@ -15,9 +15,12 @@ use super::{
     schedule::{Change, Fault, Schedule},
 };
 use crate::{
-    agent::until,
+    agent::{Agent, until},
     kube::{Cluster, account, cluster::wait_for_mark, control},
-    lab::plan::{self, Family},
+    lab::{
+        complain,
+        plan::{self, Family},
+    },
 };
 
 /// How long two views of a cluster that settles may differ.
@@ -36,8 +39,13 @@ pub(super) fn play(field: &mut Field<'_>, schedule: &Schedule, tally: &mut Tally
         *tally.faults.entry(fault.name()).or_default() += 1;
         let ended = strike(field, *fault, changes).with_context(|| format!("schedule {seed}: {fault:?}"))?;
         let took = converge(cluster, ended).with_context(|| format!("schedule {seed}, after {fault:?}"))?;
-        tally.worst_convergence = tally.worst_convergence.max(took);
-        if took > CONVERGENCE {
+        let worst = if fault.allowance().is_zero() {
+            &mut tally.worst_convergence
+        } else {
+            &mut tally.worst_after_cut_off
+        };
+        *worst = took.max(*worst);
+        if took > CONVERGENCE + fault.allowance() {
             tally.late += 1;
             tally.wrong.push(format!(
                 "schedule {seed}: after {fault:?} the agents were up to date only {} ms later",
@@ -109,10 +117,17 @@ fn strike(field: &mut Field<'_>, fault: Fault, changes: &[Change]) -> Result<Ins
             cluster.plane().kill_server()?;
             see_age(cluster)?;
             if compact {
+                // Nobody may come back before all has changed: what went must be seen by what is no longer listed.
+                let cut = cut_off_all(cluster)?;
                 cluster.plane().compact()?;
+                cluster.plane().start_server()?;
+                let changed = make(field, changes);
+                drop(cut);
+                changed?;
+            } else {
+                cluster.plane().start_server()?;
+                make(field, changes)?;
             }
-            cluster.plane().start_server()?;
-            make(field, changes)?;
         }
         Fault::FreezeServer(milliseconds) => {
             cluster.plane().freeze_server(true)?;
@@ -209,7 +224,7 @@ fn see(cluster: &Cluster, what: &str, fits: impl Fn(&str) -> bool) -> Result<()>
 /// Whether each agent says of a kind that something is wrong with it, and until when it was known.
 fn all_say(cluster: &Cluster, fits: impl Fn(&str) -> bool) -> Result<()> {
     for node in cluster.nodes() {
-        let status = node.ask(|agent| agent.status())?;
+        let status = node.ask(Agent::status)?;
         let kinds = &status.source.kinds;
         let told = kinds.iter().find(|kind| kind.error.as_deref().is_some_and(&fits));
         let told = told.with_context(|| format!("{kinds:?}"))?;
@@ -222,6 +237,28 @@ fn all_say(cluster: &Cluster, fits: impl Fn(&str) -> bool) -> Result<()> {
 fn route(netns: &Netns, verb: &str) -> Result<()> {
     let control = format!("{}/32", plan::control(Family::V4));
     run(netns, "ip", &["route", verb, "blackhole", &control])
+}
+
+/// All nodes cut off, until the value is dropped.
+struct CutOff(Vec<Netns>);
+
+impl Drop for CutOff {
+    fn drop(&mut self) {
+        for netns in &self.0 {
+            if let Err(error) = route(netns, "del") {
+                complain("a node of the lab stays cut off", &format!("{error:#}"));
+            }
+        }
+    }
+}
+
+fn cut_off_all(cluster: &Cluster) -> Result<CutOff> {
+    let mut cut = CutOff(Vec::new());
+    for node in cluster.nodes() {
+        route(&node.netns, "add")?;
+        cut.0.push(node.netns.clone());
+    }
+    Ok(cut)
 }
 
 /// Resets every connection of the nodes' agents to the API server, in the nodes' own namespaces.

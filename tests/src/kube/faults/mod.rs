@@ -36,7 +36,9 @@ pub struct Tally {
     pub good_dials: u64,
     /// The longest time from the end of a fault until all agents were up to date.
     pub worst_convergence: Duration,
-    /// Faults after which that took longer than [`CONVERGENCE`].
+    /// The same where packets were swallowed: see [`Fault::allowance`].
+    pub worst_after_cut_off: Duration,
+    /// Faults after which that took longer than it may.
     pub late: u64,
     /// Faults of each kind.
     pub faults: std::collections::BTreeMap<&'static str, u64>,
@@ -59,6 +61,7 @@ impl Tally {
             "lost_connections": self.lost_connections,
             "good_dials": self.good_dials,
             "worst_convergence_ms": self.worst_convergence.as_millis() as u64,
+            "worst_after_cut_off_ms": self.worst_after_cut_off.as_millis() as u64,
             "late": self.late,
             "faults": self.faults,
             "wrong": self.wrong,
@@ -82,6 +85,11 @@ impl fmt::Display for Tally {
             self.good_dials,
             self.worst_convergence.as_millis()
         )?;
+        writeln!(
+            f,
+            "(where packets were swallowed, which TCP sends again later: {} ms)",
+            self.worst_after_cut_off.as_millis()
+        )?;
         for (name, count) in &self.faults {
             writeln!(f, "  {count:>3} x {name}")?;
         }
@@ -92,14 +100,22 @@ impl fmt::Display for Tally {
 /// Plays the schedules of these seeds.
 ///
 /// # Errors
-/// Where the cluster cannot be driven, or a signal ended the run; what agents did wrong is in the tally.
+/// As [`play`].
 pub fn run(cluster: &Cluster, seeds: impl IntoIterator<Item = u64>) -> Result<Tally> {
+    play(cluster, seeds.into_iter().map(Schedule::of))
+}
+
+/// Plays schedules.
+///
+/// # Errors
+/// Where the cluster cannot be driven, or a signal ended the run; what agents did wrong is in the tally.
+pub fn play(cluster: &Cluster, schedules: impl IntoIterator<Item = Schedule>) -> Result<Tally> {
     let mut tally = Tally::default();
     cluster.start_agents()?;
     let mut field = Field::new(cluster)?;
-    for seed in seeds {
+    for schedule in schedules {
         interrupt::check()?;
-        let schedule = Schedule::of(seed);
+        let seed = schedule.seed;
         let wrong_before = tally.wrong.len();
         act::play(&mut field, &schedule, &mut tally)?;
         tally.schedules += 1;

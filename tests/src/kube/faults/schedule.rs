@@ -1,6 +1,6 @@
 //! What happens in a schedule: pure, the same for a seed.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use crate::model::Dice;
 
@@ -15,7 +15,7 @@ const QUICK: [usize; 11] = [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11];
 /// Something that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The API server is killed and started again; its history may be gone by then.
+    /// The API server is killed and started again; where its history is gone by then, no node reaches it before all has changed.
     KillServer {
         /// Whether etcd forgets its history meanwhile.
         compact: bool,
@@ -43,6 +43,15 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// How much later than otherwise agents may be up to date. What was sent while packets were swallowed is sent again by the API
+    /// server's kernel alone, whose waits double: the next may come as late as the outage was long (ADR 0016).
+    pub const fn allowance(self) -> Duration {
+        match self {
+            Self::CutOff(_, milliseconds) => Duration::from_millis(milliseconds),
+            _ => Duration::ZERO,
+        }
+    }
+
     /// The kind's name.
     pub const fn name(self) -> &'static str {
         match self {
@@ -97,6 +106,23 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// What no agent that loses removals lives through: Services go while nobody can see it, and their history with them.
+    pub fn of_removals() -> Self {
+        Self {
+            seed: 0,
+            first: vec![
+                Change::Delete(0),
+                Change::Delete(1),
+                Change::Create(0),
+                Change::Create(1),
+            ],
+            faults: vec![(
+                Fault::KillServer { compact: true },
+                vec![Change::Delete(0), Change::Delete(1)],
+            )],
+        }
+    }
+
     /// The schedule of a seed. Twelve seeds in a row have every kind of fault.
     pub fn of(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
