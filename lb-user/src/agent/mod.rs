@@ -252,6 +252,12 @@ async fn serve(config: Config) -> Result<()> {
         Some(address) => Some(http::listen(address).await?),
         None => None,
     };
+    let cancel = CancellationToken::new();
+    // Ends what was started, however this function ends.
+    let _cancelled = cancel.clone().drop_guard();
+    let requests = Arc::new(source::kube::Requests::default());
+    // The source lists while the kernel verifies the programs; what it says waits in its channel.
+    let running = start_source(&config, &requests, &cancel);
     let (mut reconciler, mut programs, events) = set_up(&config, &pins)?;
     let logger = match config.log_level {
         LogLevel::Trace => aya_log::EbpfLogger::init(&mut programs.object).ok(),
@@ -266,9 +272,6 @@ async fn serve(config: Config) -> Result<()> {
     reconciler.keep_directory(directory.clone());
     let ring = Ring::new(events).context("watch the ring buffer")?;
 
-    let cancel = CancellationToken::new();
-    let requests = Arc::new(source::kube::Requests::default());
-    let running = start_source(&config, &requests, &cancel);
     let horizon_ns = config.reuse_horizon.as_nanos() as u64;
     let mount = config::cgroup2_root().ok();
     let inside = mount
