@@ -54,6 +54,8 @@ pub(super) async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 
 async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     let mut cut = shared.cut.subscribe();
+    // As a real server has it: the second part of an event does not wait until the first is acknowledged.
+    let _ = stream.set_nodelay(true);
     {
         let mut state = shared.state();
         if state.fault == Some(Fault::CloseConnections) {
@@ -278,7 +280,7 @@ impl Watch {
         };
         if let Some((code, reason)) = error {
             let object = status_object(code, reason, "too old resource version, or so");
-            self.line(&json!({"type": "ERROR", "object": object})).await;
+            self.line(&json!({"type": "ERROR", "object": object}).to_string()).await;
             return false;
         }
         for event in events {
@@ -299,14 +301,17 @@ impl Watch {
                 }
                 Some(Fault::EventTruncated) => self.part(format!("{half}\n")).await,
                 Some(Fault::EventGarbage) => self.part("\u{7f}ELF nonsense\n".to_owned()).await,
-                _ => self.line(&json!({"type": event.change, "object": event.object})).await,
+                _ => {
+                    self.shared.state().hand(event.version);
+                    self.line(&text).await;
+                }
             }
         }
         true
     }
 
     /// Sends an event in two parts, so that every client has to put it together.
-    async fn line(&self, event: &Value) {
+    async fn line(&self, event: &str) {
         let text = format!("{event}\n");
         let (first, second) = text.split_at(text.len() / 2);
         self.part(first.to_owned()).await;

@@ -69,6 +69,21 @@ struct State {
     struck: u64,
     /// Whether a watch from a forgotten version is refused with HTTP 410 instead of opened and ended with an event.
     expired_by_status: bool,
+    /// When the events of these versions were first given to a watch's connection; the latest [`MOST_HANDED`] of them.
+    handed: std::collections::BTreeMap<u64, std::time::Instant>,
+}
+
+/// How many events' times are kept.
+const MOST_HANDED: usize = 8_192;
+
+impl State {
+    /// Notes that a watch is about to write the event of a version.
+    fn hand(&mut self, version: u64) {
+        self.handed.entry(version).or_insert_with(std::time::Instant::now);
+        while self.handed.len() > MOST_HANDED {
+            self.handed.pop_first();
+        }
+    }
 }
 
 impl Shared {
@@ -113,6 +128,25 @@ impl ApiServer {
     pub fn apply(&self, object: Value) {
         self.shared.state().store.apply(object);
         self.shared.wake();
+    }
+
+    /// Stores an object, new or changed, and returns the version that it has now.
+    ///
+    /// # Panics
+    /// The value is no Service, EndpointSlice, Node or Pod with a name.
+    pub fn change(&self, object: Value) -> u64 {
+        let version = {
+            let mut state = self.shared.state();
+            state.store.apply(object);
+            state.store.version()
+        };
+        self.shared.wake();
+        version
+    }
+
+    /// When the event of a version was first given to a watch's connection, if that is not long ago.
+    pub fn handed(&self, version: u64) -> Option<std::time::Instant> {
+        self.shared.state().handed.get(&version).copied()
     }
 
     /// Deletes an object, if it is there.

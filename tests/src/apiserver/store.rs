@@ -214,7 +214,9 @@ impl Store {
 
     /// What happened after a version, or the version itself lies in the past that is forgotten.
     pub(super) fn events_after(&self, resource: Resource, version: u64) -> Vec<Event> {
-        let later = self.history.iter().filter(|event| event.version > version);
+        // The history is in the order of versions, and long.
+        let from = self.history.partition_point(|event| event.version <= version);
+        let later = self.history.iter().skip(from);
         later.filter(|event| event.resource == resource).cloned().collect()
     }
 
