@@ -192,6 +192,11 @@ fn watch(
     content_type: &str,
     shared: &Arc<Shared>,
 ) -> Response<Parts> {
+    if query.get("sendInitialEvents").is_some_and(|asked| asked == "true") {
+        // As a server that cannot stream lists says it: the client falls back to a list.
+        let message = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
+        return status(422, "Invalid", message);
+    }
     let version = query
         .get("resourceVersion")
         .and_then(|version| version.parse().ok())

@@ -1,4 +1,4 @@
-//! An API server for tests: list and watch of Services, EndpointSlices, Nodes and Pods over real HTTP/1.1.
+//! An API server for tests: list and watch of Services, EndpointSlices, Nodes, Pods and ServiceCIDRs over real HTTP/1.1.
 //!
 //! What it proves: that a client pages through lists, resumes watches from the right version, takes bookmarks,
 //! relists after 410 (as an HTTP status and as an event), and lives through cuts, silence, refusals and nonsense. Its
@@ -124,7 +124,7 @@ impl ApiServer {
     /// Stores an object, new or changed.
     ///
     /// # Panics
-    /// The value is no Service, EndpointSlice, Node or Pod with a name.
+    /// The value is of no kind that is served, or has no name.
     pub fn apply(&self, object: Value) {
         self.shared.state().store.apply(object);
         self.shared.wake();
@@ -133,7 +133,7 @@ impl ApiServer {
     /// Stores an object, new or changed, and returns the version that it has now.
     ///
     /// # Panics
-    /// The value is no Service, EndpointSlice, Node or Pod with a name.
+    /// The value is of no kind that is served, or has no name.
     pub fn change(&self, object: Value) -> u64 {
         let version = {
             let mut state = self.shared.state();

@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use lb_user::lab::{ChildCgroup, Child, Netns, child, mounts::BpfFs};
+use serde_json::json;
 
 use crate::{
     bench::memory,
@@ -18,12 +19,15 @@ use crate::{
     kube_proxy::Mode,
 };
 
+/// The period that comes nearest to none: zero in a configuration is kube-proxy's word for its default, one second.
+const AT_ONCE: &str = "1ms";
+
 /// Which proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The agent in balance mode.
     Evenkeel,
-    /// kube-proxy in a mode; its `minSyncPeriod` is its own default (one second), or zero.
+    /// kube-proxy in a mode; its `minSyncPeriod` is its own default (one second), or as good as none.
     KubeProxy { mode: Mode, at_once: bool },
 }
 
@@ -32,7 +36,7 @@ impl fmt::Display for Kind {
         match self {
             Self::Evenkeel => f.write_str("evenkeel"),
             Self::KubeProxy { mode, at_once } => {
-                write!(f, "{}/{}", mode.name(), if *at_once { "0s" } else { "1s" })
+                write!(f, "{}/{}", mode.name(), if *at_once { AT_ONCE } else { "1s" })
             }
         }
     }
@@ -146,22 +150,29 @@ fn agent(home: Home<'_>, api: Api<'_>) -> Result<Command> {
 }
 
 fn kube_proxy(mode: Mode, at_once: bool, home: Home<'_>, api: Api<'_>) -> Result<Command> {
-    let mut command = Command::new(programs::find("kube-proxy")?);
-    command.args(["--proxy-mode", mode.name(), "--hostname-override", home.node]);
-    match api {
-        // The harness speaks JSON alone.
-        Api::Url(url) => command.args(["--master", url, "--kube-api-content-type", "application/json"]),
-        Api::Kubeconfig(path) => command.arg("--kubeconfig").arg(path),
+    // The harness speaks JSON alone; from the real server kube-proxy takes its own default.
+    let (kubeconfig, content_type) = match api {
+        Api::Url(_) => (None, "application/json"),
+        Api::Kubeconfig(path) => (Some(path), "application/vnd.kubernetes.protobuf"),
     };
-    // No setting of the machine is touched, and nothing of its priorities.
-    command.args([
-        "--conntrack-max-per-core=0",
-        "--conntrack-tcp-timeout-established=0s",
-        "--conntrack-tcp-timeout-close-wait=0s",
-        "--oom-score-adj=0",
-    ]);
+    let mut config = json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+        "mode": mode.name(), "hostnameOverride": home.node,
+        "clientConnection": {"kubeconfig": kubeconfig.unwrap_or_else(|| Path::new("")), "contentType": content_type},
+        // No setting of the machine is touched, and nothing of its priorities.
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+        "oomScoreAdj": 0,
+        "healthzBindAddress": "127.0.0.1:10256", "metricsBindAddress": "127.0.0.1:10249",
+    });
     if at_once {
-        command.arg(format!("--{}-min-sync-period=0s", mode.name()));
+        config[mode.name()] = json!({"minSyncPeriod": AT_ONCE});
+    }
+    let file = home.folder.join("kube-proxy.json");
+    fs::write(&file, config.to_string()).with_context(|| format!("write {}", file.display()))?;
+    let mut command = Command::new(programs::find("kube-proxy")?);
+    command.arg("--config").arg(file);
+    if let Api::Url(url) = api {
+        command.args(["--master", url]);
     }
     Ok(command)
 }
@@ -192,7 +203,7 @@ mod tests {
     #[test]
     fn names_tell_the_period() {
         let kind = |at_once| Kind::KubeProxy { mode: Mode::Nftables, at_once };
-        assert_eq!([kind(true).to_string(), kind(false).to_string()], ["nftables/0s", "nftables/1s"]);
+        assert_eq!([kind(true).to_string(), kind(false).to_string()], ["nftables/1ms", "nftables/1s"]);
         assert_eq!(Kind::Evenkeel.to_string(), "evenkeel");
     }
 }
