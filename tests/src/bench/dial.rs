@@ -20,8 +20,8 @@ use nix::{
     sys::{
         signal::SigSet,
         socket::{
-            AddressFamily, Shutdown, SockFlag, SockType, SockaddrIn, accept, connect, getsockname, setsockopt, shutdown,
-            socket, sockopt,
+            AddressFamily, Shutdown, SockFlag, SockType, SockaddrIn, accept, connect, getsockname, setsockopt,
+            shutdown, socket, sockopt,
         },
         time::TimeVal,
     },

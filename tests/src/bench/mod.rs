@@ -154,18 +154,25 @@ fn run(args: &Args) -> Result<usize> {
             measure(&mut bench).with_context(|| format!("measure {name}"))?;
         }
     }
+    let mut measured = Ok(());
     if args.kube {
         let options = kube::Options {
             services: args.kube_services.clone(),
-            real_services: args.kube_api_services.iter().copied().filter(|count| *count > 0).collect(),
+            real_services: args
+                .kube_api_services
+                .iter()
+                .copied()
+                .filter(|count| *count > 0)
+                .collect(),
             modes: args.kube_modes.clone(),
         };
-        kube::measure(&mut bench, &options).context("measure Evenkeel beside kube-proxy")?;
+        measured = kube::measure(&mut bench, &options).context("measure Evenkeel beside kube-proxy");
     }
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&bench.report.to_json())?;
         fs::write(file, text + "\n").with_context(|| format!("write {}", file.display()))?;
     }
     writeln!(io::stdout(), "\n{}", bench.report.to_text())?;
+    measured?;
     Ok(bench.report.missed())
 }

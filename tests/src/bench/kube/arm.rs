@@ -162,7 +162,9 @@ impl Arm {
 
     /// The running proxy.
     pub(super) fn proxy(&self) -> Result<&Proxy> {
-        self.proxy.as_ref().with_context(|| format!("{} does not run", self.kind))
+        self.proxy
+            .as_ref()
+            .with_context(|| format!("{} does not run", self.kind))
     }
 
     /// The API server, for changes of other Services.
@@ -189,11 +191,7 @@ impl Arm {
 }
 
 /// Dials until a backend is met, and returns when; `None` if it was not within `limit`.
-pub(super) fn dial_until(
-    target: SocketAddrV4,
-    wanted: Met,
-    limit: Duration,
-) -> Result<Option<Instant>> {
+pub(super) fn dial_until(target: SocketAddrV4, wanted: Met, limit: Duration) -> Result<Option<Instant>> {
     let began = Instant::now();
     loop {
         if dial::ask(target)?.0 == wanted {

@@ -60,7 +60,10 @@ pub(super) fn measure(bench: &Bench, arms: &[Arm], metrics: &mut Vec<Metric>) ->
                 None => {
                     enter(&bench.home)?;
                     direct.client.enter_current_thread()?;
-                    endpoints.iter().map(|ip| SocketAddrV4::new(*ip, TARGET.get())).collect()
+                    endpoints
+                        .iter()
+                        .map(|ip| SocketAddrV4::new(*ip, TARGET.get()))
+                        .collect()
                 }
                 Some(arm) => {
                     arms[arm].step_in()?;
@@ -90,8 +93,13 @@ pub(super) fn measure(bench: &Bench, arms: &[Arm], metrics: &mut Vec<Metric>) ->
     let samples = BLOCK * ROUNDS;
     let (direct, others) = found.split_at_mut(1);
     metrics.push(
-        Metric::new("kube_connect_us_p50.direct", "us", stats::median(&mut direct[0].p50.clone()), samples)
-            .with("p1", stats::median(&mut direct[0].p1.clone())),
+        Metric::new(
+            "kube_connect_us_p50.direct",
+            "us",
+            stats::median(&mut direct[0].p50.clone()),
+            samples,
+        )
+        .with("p1", stats::median(&mut direct[0].p1.clone())),
     );
     for (arm, blocks) in arms.iter().zip(others) {
         let kind = match arm.kind {
@@ -110,10 +118,15 @@ pub(super) fn measure(bench: &Bench, arms: &[Arm], metrics: &mut Vec<Metric>) ->
         );
         let counts: Vec<u64> = blocks.met.values().copied().collect();
         metrics.push(
-            Metric::new(format!("kube_spread_d.{kind}"), "1", unevenness(&counts, ENDPOINTS as usize), samples)
-                .with("backends", ENDPOINTS)
-                .with("fewest", counts.iter().copied().min().unwrap_or(0))
-                .with("most", counts.iter().copied().max().unwrap_or(0)),
+            Metric::new(
+                format!("kube_spread_d.{kind}"),
+                "1",
+                unevenness(&counts, ENDPOINTS as usize),
+                samples,
+            )
+            .with("backends", ENDPOINTS)
+            .with("fewest", counts.iter().copied().min().unwrap_or(0))
+            .with("most", counts.iter().copied().max().unwrap_or(0)),
         );
     }
     Ok(())
@@ -133,7 +146,11 @@ fn unevenness(counts: &[u64], backends: usize) -> f64 {
     }
     let expected = total as f64 / backends as f64;
     let never = backends.saturating_sub(counts.len()) as f64 * expected;
-    never + counts.iter().map(|count| (*count as f64 - expected).powi(2) / expected).sum::<f64>()
+    never
+        + counts
+            .iter()
+            .map(|count| (*count as f64 - expected).powi(2) / expected)
+            .sum::<f64>()
 }
 
 #[cfg(test)]

@@ -2,22 +2,13 @@
 //!
 //! What one reads of a process (CPU time, its children's included) lives here too. The invariant: a proxy ends with its value.
 
-use std::{
-    fmt, fs,
-    path::Path,
-    process::Command,
-    time::Duration,
-};
+use std::{fmt, fs, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use lb_user::lab::{ChildCgroup, Child, Netns, child, mounts::BpfFs};
+use lb_user::lab::{Child, ChildCgroup, Netns, child, mounts::BpfFs};
 use serde_json::json;
 
-use crate::{
-    bench::memory,
-    kube::programs,
-    kube_proxy::Mode,
-};
+use crate::{bench::memory, kube::programs, kube_proxy::Mode};
 
 /// The period that comes nearest to none: zero in a configuration is kube-proxy's word for its default, one second.
 const AT_ONCE: &str = "1ms";
@@ -142,7 +133,10 @@ fn agent(home: Home<'_>, api: Api<'_>) -> Result<Command> {
     };
     command.arg("--cgroup").arg(home.cgroup.path());
     // An empty folder: no pins of an earlier start.
-    let pins = tempfile::Builder::new().prefix("start-").tempdir_in(home.bpf.path())?.keep();
+    let pins = tempfile::Builder::new()
+        .prefix("start-")
+        .tempdir_in(home.bpf.path())?
+        .keep();
     command.arg("--bpffs").arg(pins);
     command.arg("--socket").arg(home.folder.join("agent.sock"));
     child::forget_configuration(&mut command);
@@ -202,8 +196,14 @@ mod tests {
 
     #[test]
     fn names_tell_the_period() {
-        let kind = |at_once| Kind::KubeProxy { mode: Mode::Nftables, at_once };
-        assert_eq!([kind(true).to_string(), kind(false).to_string()], ["nftables/1ms", "nftables/1s"]);
+        let kind = |at_once| Kind::KubeProxy {
+            mode: Mode::Nftables,
+            at_once,
+        };
+        assert_eq!(
+            [kind(true).to_string(), kind(false).to_string()],
+            ["nftables/1ms", "nftables/1s"]
+        );
         assert_eq!(Kind::Evenkeel.to_string(), "evenkeel");
     }
 }

@@ -37,7 +37,7 @@ use crate::{
 
 /// Changes of one proxy, and how long they may take together.
 const CHANGES: u32 = 50;
-const ENOUGH: Duration = Duration::from_secs(20);
+const ENOUGH: Duration = Duration::from_secs(15);
 /// How long a start may take.
 const START: Duration = Duration::from_secs(90);
 /// Writers that fill the API server.
@@ -80,7 +80,10 @@ pub(super) fn measure(
                 stats::median(&mut took),
                 took.len()
             ));
-            metrics.push(super::spread_of(format!("kube_write_to_answer_ms_p99.{kind}@{count}"), &mut took));
+            metrics.push(super::spread_of(
+                format!("kube_write_to_answer_ms_p99.{kind}@{count}"),
+                &mut took,
+            ));
         }
         Ok(())
     })();
@@ -101,7 +104,10 @@ fn one(plane: &ControlPlane, home: Home<'_>, kind: Kind, town: Town, changes: &m
         proxy.check()?;
         anyhow::bail!("{kind} does not serve within {} s", START.as_secs());
     }
-    let path = format!("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/{}", name_of(&town.marked_slice(0)));
+    let path = format!(
+        "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/{}",
+        name_of(&town.marked_slice(0))
+    );
     let mut took = Vec::new();
     let first = Instant::now();
     while took.len() < CHANGES as usize && first.elapsed() < ENOUGH {
@@ -115,7 +121,8 @@ fn one(plane: &ControlPlane, home: Home<'_>, kind: Kind, town: Town, changes: &m
             written.join().map_err(|_| anyhow::anyhow!("the writer panicked"))??;
             Ok(served)
         })?;
-        let served = served.with_context(|| format!("{kind} does not serve a change within {} s", PATIENCE.as_secs()))?;
+        let served =
+            served.with_context(|| format!("{kind} does not serve a change within {} s", PATIENCE.as_secs()))?;
         took.push(served.saturating_duration_since(began).as_secs_f64() * 1e3);
     }
     proxy.end(home.netns, home.bpf)?;

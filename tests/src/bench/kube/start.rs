@@ -59,7 +59,11 @@ pub(super) fn measure(bench: &Bench, arms: &mut [Arm], metrics: &mut Vec<Metric>
                 times.unfinished += 1;
                 break;
             };
-            bench.say(&format!("kube: {count} Services, {} serves after {:.2} s", arm.kind, served.as_secs_f64()));
+            bench.say(&format!(
+                "kube: {count} Services, {} serves after {:.2} s",
+                arm.kind,
+                served.as_secs_f64()
+            ));
             times.seconds.push(served.as_secs_f64());
             times.asked.extend(start.asked.map(|asked| asked.as_secs_f64()));
             times.slab.push((slab()? - before) / 1024.0);
@@ -71,7 +75,12 @@ pub(super) fn measure(bench: &Bench, arms: &mut [Arm], metrics: &mut Vec<Metric>
     let count = arms.first().map_or(0, |arm| arm.town.count());
     for (name, mut times) in found {
         let starts = times.seconds.len();
-        let mut metric = Metric::new(format!("kube_start_s.{name}@{count}"), "s", stats::median(&mut times.seconds), starts);
+        let mut metric = Metric::new(
+            format!("kube_start_s.{name}@{count}"),
+            "s",
+            stats::median(&mut times.seconds),
+            starts,
+        );
         if starts == 0 {
             metric = metric.with("not_finished_within_s", LIMIT.as_secs());
         }
@@ -104,7 +113,10 @@ fn name_of(kind: Kind) -> String {
 
 /// Memory and CPU of all arms at rest.
 pub(super) fn memory(bench: &Bench, arms: &[Arm], metrics: &mut Vec<Metric>) -> Result<()> {
-    let before: Vec<Duration> = arms.iter().map(|arm| proxy::cpu(arm.proxy()?.pid())).collect::<Result<_>>()?;
+    let before: Vec<Duration> = arms
+        .iter()
+        .map(|arm| proxy::cpu(arm.proxy()?.pid()))
+        .collect::<Result<_>>()?;
     bench.say(&format!("kube: {} s in which nothing changes", IDLE.as_secs()));
     let until = Instant::now() + IDLE;
     while Instant::now() < until {

@@ -46,7 +46,9 @@ impl Town {
 
     /// The addresses of a Service's endpoints.
     pub(super) fn endpoints(&self, service: u32) -> Vec<Ipv4Addr> {
-        (0..ENDPOINTS).map(|n| *self.population.endpoint(service, n).ip()).collect()
+        (0..ENDPOINTS)
+            .map(|n| *self.population.endpoint(service, n).ip())
+            .collect()
     }
 
     /// The endpoint that the marked Service has after so many changes.
@@ -176,11 +178,23 @@ mod tests {
         let town = Town::new(10_000);
         let addresses = |slice: Value| -> BTreeSet<String> {
             let endpoints = slice["endpoints"].as_array().cloned().unwrap_or_default();
-            endpoints.iter().map(|endpoint| endpoint["addresses"][0].to_string()).collect()
+            endpoints
+                .iter()
+                .map(|endpoint| endpoint["addresses"][0].to_string())
+                .collect()
         };
-        let (before, after) = (addresses(town.slice(9_999, None)), addresses(town.slice(9_999, Some(7))));
-        assert_eq!((before.len(), after.len(), before.intersection(&after).count()), (10, 10, 9));
-        assert_eq!(addresses(town.marked_slice(256)), BTreeSet::from(["\"10.250.1.1\"".to_owned()]));
+        let (before, after) = (
+            addresses(town.slice(9_999, None)),
+            addresses(town.slice(9_999, Some(7))),
+        );
+        assert_eq!(
+            (before.len(), after.len(), before.intersection(&after).count()),
+            (10, 10, 9)
+        );
+        assert_eq!(
+            addresses(town.marked_slice(256)),
+            BTreeSet::from(["\"10.250.1.1\"".to_owned()])
+        );
         // The fillers end below the strangers.
         assert!(town.endpoints(9_999)[9] < Ipv4Addr::new(10, 240, 0, 1));
     }

@@ -34,15 +34,25 @@ pub(super) fn judge(bench: &mut Bench, options: &Options) {
                 ("kube_storm_cpu_ratio", &full, storm),
             ] {
                 if let Some(value) = value {
-                    bench.report.add(Metric::new(format!("{name}.{who}@{count}"), "1", value, 1));
+                    bench
+                        .report
+                        .add(Metric::new(format!("{name}.{who}@{count}"), "1", value, 1));
                 }
             }
             if (*count, mode) != JUDGED {
                 continue;
             }
             let report = &mut bench.report;
-            report.at_least(&format!("one change @{count}: times sooner than {full} at p99"), change, 50.0);
-            report.at_least(&format!("full start @{count}: times sooner than {}", mode.name()), start, 50.0);
+            report.at_least(
+                &format!("one change @{count}: times sooner than {full} at p99"),
+                change,
+                50.0,
+            );
+            report.at_least(
+                &format!("full start @{count}: times sooner than {}", mode.name()),
+                start,
+                50.0,
+            );
             let own_part = memory.map(f64::recip);
             report.at_most(&format!("memory @{count}: as a part of {full}'s"), own_part, 0.25);
         }
@@ -51,7 +61,10 @@ pub(super) fn judge(bench: &mut Bench, options: &Options) {
 
 /// Theirs over ours, if both were measured.
 fn part(theirs: Option<f64>, own: Option<f64>) -> Option<f64> {
-    theirs.zip(own).filter(|(theirs, own)| *theirs > 0.0 && *own > 0.0).map(|(theirs, own)| theirs / own)
+    theirs
+        .zip(own)
+        .filter(|(theirs, own)| *theirs > 0.0 && *own > 0.0)
+        .map(|(theirs, own)| theirs / own)
 }
 
 #[cfg(test)]
