@@ -30,6 +30,8 @@ use crate::{
 
 /// Services of which each must answer before a start is over, evenly spread over all.
 const SAMPLE: u32 = 64;
+/// The time between two bookmarks on the watches: a server that is silent for long counts as gone.
+const BOOKMARKS: Duration = Duration::from_secs(30);
 /// From when on a dialler may pause, and what part of the time that has passed a pause takes.
 const TIGHT: Duration = Duration::from_millis(20);
 const PAUSE_PART: u32 = 200;
@@ -83,9 +85,20 @@ impl Arm {
         }
         // No watch of an earlier version exists yet, and lists do not need the events.
         api.compact();
+        let api = Arc::new(api);
+        let server = Arc::downgrade(&api);
+        runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(BOOKMARKS).await;
+                match server.upgrade() {
+                    Some(server) => server.bookmark(),
+                    None => return,
+                }
+            }
+        });
         Ok(Self {
             proxy: None,
-            api: Arc::new(api),
+            api,
             _runtime: runtime,
             _backends: backends,
             kind,

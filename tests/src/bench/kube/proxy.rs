@@ -6,6 +6,11 @@ use std::{fmt, fs, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use lb_user::lab::{Child, ChildCgroup, Netns, child, mounts::BpfFs};
+use nix::{
+    errno::Errno,
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
 use serde_json::json;
 
 use crate::{bench::memory, kube::programs, kube_proxy::Mode};
@@ -91,6 +96,12 @@ impl Proxy {
 
     /// Ends the process and empties the kernel of what it wrote: its namespace's rules, or all pins of the thread's BPF file system.
     pub(super) fn end(mut self, netns: &Netns, bpf: &BpfFs) -> Result<()> {
+        // Its children too: an `iptables-restore` of kube-proxy's may have minutes of work before it.
+        let group = Pid::from_raw(i32::try_from(self.pid())?);
+        match killpg(group, Signal::SIGKILL) {
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(error) => return Err(error).context("end the proxy and its children"),
+        }
         self.process.kill()?;
         match self.kind {
             Kind::Evenkeel => {

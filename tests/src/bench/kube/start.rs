@@ -29,13 +29,11 @@ pub(super) fn measure(bench: &Bench, arms: &mut [Arm], metrics: &mut Vec<Metric>
     let mut found: Vec<(String, Found)> = Vec::new();
     for arm in arms.iter_mut() {
         let (name, count) = (name_of(arm.kind), arm.town.count());
-        let at = match found.iter().position(|(known, _)| *known == name) {
-            Some(at) => at,
-            None => {
-                found.push((name.clone(), Found::default()));
-                found.len() - 1
-            }
-        };
+        let known = found.iter().position(|(known, _)| *known == name);
+        let at = known.unwrap_or(found.len());
+        if known.is_none() {
+            found.push((name, Found::default()));
+        }
         let times = &mut found[at].1;
         // The period between synchronisations does not matter to a start: both arms of a mode count.
         let wanted = match arm.kind {
