@@ -67,7 +67,7 @@ impl Arm {
     pub(super) fn new(bench: &Bench, bpf: &BpfFs, kind: Kind, town: Town, number: usize) -> Result<Self> {
         let place = Place::new(Topology::Pod)?;
         link::own_block(&place.server, Ipv4Addr::new(10, 96, 0, 0), 16)?;
-        let cgroup = bench.home.below(&format!("proxy{number}"))?;
+        let cgroup = bench.home.below(&format!("proxy{number}of{}", town.count()))?;
         let backends = serve_in(&place.server, TARGET, Manner::Tell)?;
         let inside = place.client.clone();
         let runtime = tokio::runtime::Builder::new_multi_thread()

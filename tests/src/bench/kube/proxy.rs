@@ -136,7 +136,7 @@ pub(super) fn cpu(pid: u32) -> Result<Duration> {
 
 fn agent(home: Home<'_>, api: Api<'_>) -> Result<Command> {
     let mut command = Command::new(memory::program()?);
-    command.args(["agent", "--mode", "balance", "--log-level", "warn", "--uplink", "none"]);
+    command.args(["agent", "--mode", "balance", "--uplink", "none"]);
     command.args(["--node-name", home.node, "--source", "kube"]);
     match api {
         Api::Url(url) => command.args(["--kube-url", url]),
