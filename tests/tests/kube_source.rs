@@ -146,6 +146,8 @@ fn truth(server: &ApiServer) -> Outcome {
                 Resource::Slices => converter.slice(&serde_json::from_value(object).expect("a slice")),
                 Resource::Nodes => converter.node(&serde_json::from_value(object).expect("a Node")),
                 Resource::Pods => converter.pod(&serde_json::from_value(object).expect("a Pod")),
+                // Other proxies read them.
+                Resource::ServiceCidrs => continue,
             };
             if let Some(object) = converted.object {
                 let update = Update::Apply(object);

@@ -44,11 +44,19 @@ pub(crate) fn bench(layout: &Layout, arguments: &[OsString]) -> Result<()> {
         "bench",
         "cargo build --release -p lb-user -p lb-tests --bins` and then `sudo target/release/evenkeel-bench",
     )?;
-    setup::require(layout, &[Group::Build, Group::Sockets])?;
+    let mut groups = vec![Group::Build, Group::Sockets];
+    let beside_kube_proxy = arguments.iter().any(|argument| argument == "--kube");
+    if beside_kube_proxy {
+        groups.push(Group::ControlPlane);
+    }
+    setup::require(layout, &groups)?;
     // The bench starts agents of its own.
     build(layout, &["lb-user", "lb-tests"], true)?;
     let mut bench = Command::new(layout.target.join("release/evenkeel-bench"));
     bench.env("EVENKEEL_BIN", layout.target.join("release/evenkeel"));
+    if beside_kube_proxy && let Some(folder) = setup::find_control_plane(layout) {
+        bench.env("EVENKEEL_CONTROL_PLANE", folder);
+    }
     become_program(bench, arguments)
 }
 

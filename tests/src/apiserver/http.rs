@@ -54,6 +54,8 @@ pub(super) async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 
 async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     let mut cut = shared.cut.subscribe();
+    // As a real server has it: the second part of an event does not wait until the first is acknowledged.
+    let _ = stream.set_nodelay(true);
     {
         let mut state = shared.state();
         if state.fault == Some(Fault::CloseConnections) {
@@ -178,18 +180,18 @@ fn list(
     let Some(Page { version, items, next }) = page else {
         return status(410, "Expired", "The provided continue parameter is too old");
     };
-    let list = json!({
-        "kind": format!("{}List", resource.kind()),
-        "apiVersion": resource.api_version(),
-        "metadata": {"resourceVersion": version.to_string(), "continue": next.unwrap_or_default()},
-        "items": items,
-    });
+    // Thousands of objects are not to be copied once more into one value around them.
+    let kind = format!("{}List", resource.kind());
+    let api_version = resource.api_version();
+    let metadata = json!({"resourceVersion": version.to_string(), "continue": next.unwrap_or_default()});
+    let items = Value::Array(items);
+    let list = format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":{metadata},"items":{items}}}"#);
     let content_type = if fault == Some(Fault::WrongContentType) {
         "text/plain"
     } else {
         "application/json"
     };
-    whole(200, content_type, list.to_string())
+    whole(200, content_type, list)
 }
 
 fn watch(
@@ -199,6 +201,11 @@ fn watch(
     content_type: &str,
     shared: &Arc<Shared>,
 ) -> Response<Parts> {
+    if query.get("sendInitialEvents").is_some_and(|asked| asked == "true") {
+        // As a server that cannot stream lists says it: the client falls back to a list.
+        let message = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
+        return status(422, "Invalid", message);
+    }
     let version = query
         .get("resourceVersion")
         .and_then(|version| version.parse().ok())
@@ -287,7 +294,7 @@ impl Watch {
         };
         if let Some((code, reason)) = error {
             let object = status_object(code, reason, "too old resource version, or so");
-            self.line(&json!({"type": "ERROR", "object": object})).await;
+            self.line(&json!({"type": "ERROR", "object": object}).to_string()).await;
             return false;
         }
         for event in events {
@@ -308,14 +315,17 @@ impl Watch {
                 }
                 Some(Fault::EventTruncated) => self.part(format!("{half}\n")).await,
                 Some(Fault::EventGarbage) => self.part("\u{7f}ELF nonsense\n".to_owned()).await,
-                _ => self.line(&json!({"type": event.change, "object": event.object})).await,
+                _ => {
+                    self.shared.state().hand(event.version);
+                    self.line(&text).await;
+                }
             }
         }
         true
     }
 
     /// Sends an event in two parts, so that every client has to put it together.
-    async fn line(&self, event: &Value) {
+    async fn line(&self, event: &str) {
         let text = format!("{event}\n");
         let (first, second) = text.split_at(text.len() / 2);
         self.part(first.to_owned()).await;

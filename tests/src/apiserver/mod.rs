@@ -1,4 +1,4 @@
-//! An API server for tests: list and watch of Services, EndpointSlices, Nodes and Pods over real HTTP/1.1.
+//! An API server for tests: list and watch of Services, EndpointSlices, Nodes, Pods and ServiceCIDRs over real HTTP/1.1.
 //!
 //! What it proves: that a client pages through lists, resumes watches from the right version, takes bookmarks,
 //! relists after 410 (as an HTTP status and as an event), and lives through cuts, silence, refusals and nonsense. Its
@@ -73,6 +73,21 @@ struct State {
     struck: u64,
     /// Whether a watch from a forgotten version is refused with HTTP 410 instead of opened and ended with an event.
     expired_by_status: bool,
+    /// When the events of these versions were first given to a watch's connection; the latest [`MOST_HANDED`] of them.
+    handed: std::collections::BTreeMap<u64, std::time::Instant>,
+}
+
+/// How many events' times are kept.
+const MOST_HANDED: usize = 8_192;
+
+impl State {
+    /// Notes that a watch is about to write the event of a version.
+    fn hand(&mut self, version: u64) {
+        self.handed.entry(version).or_insert_with(std::time::Instant::now);
+        while self.handed.len() > MOST_HANDED {
+            self.handed.pop_first();
+        }
+    }
 }
 
 impl Shared {
@@ -113,10 +128,29 @@ impl ApiServer {
     /// Stores an object, new or changed.
     ///
     /// # Panics
-    /// The value is no Service, EndpointSlice, Node or Pod with a name.
+    /// The value is of no kind that is served, or has no name.
     pub fn apply(&self, object: Value) {
         self.shared.state().store.apply(object);
         self.shared.wake();
+    }
+
+    /// Stores an object, new or changed, and returns the version that it has now.
+    ///
+    /// # Panics
+    /// The value is of no kind that is served, or has no name.
+    pub fn change(&self, object: Value) -> u64 {
+        let version = {
+            let mut state = self.shared.state();
+            state.store.apply(object);
+            state.store.version()
+        };
+        self.shared.wake();
+        version
+    }
+
+    /// When the event of a version was first given to a watch's connection, if that is not long ago.
+    pub fn handed(&self, version: u64) -> Option<std::time::Instant> {
+        self.shared.state().handed.get(&version).copied()
     }
 
     /// Deletes an object, if it is there.

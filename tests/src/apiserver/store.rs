@@ -15,11 +15,19 @@ pub enum Resource {
     Nodes,
     /// `/api/v1/pods`.
     Pods,
+    /// `/apis/networking.k8s.io/v1/servicecidrs`.
+    ServiceCidrs,
 }
 
 impl Resource {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Services, Self::Slices, Self::Nodes, Self::Pods];
+    pub const ALL: [Self; 5] = [
+        Self::Services,
+        Self::Slices,
+        Self::Nodes,
+        Self::Pods,
+        Self::ServiceCidrs,
+    ];
 
     /// The collection at a path.
     pub(super) fn at(path: &str) -> Option<Self> {
@@ -28,6 +36,7 @@ impl Resource {
             "/apis/discovery.k8s.io/v1/endpointslices" => Some(Self::Slices),
             "/api/v1/nodes" => Some(Self::Nodes),
             "/api/v1/pods" => Some(Self::Pods),
+            "/apis/networking.k8s.io/v1/servicecidrs" => Some(Self::ServiceCidrs),
             _ => None,
         }
     }
@@ -39,6 +48,7 @@ impl Resource {
             Self::Slices => "EndpointSlice",
             Self::Nodes => "Node",
             Self::Pods => "Pod",
+            Self::ServiceCidrs => "ServiceCIDR",
         }
     }
 
@@ -47,6 +57,7 @@ impl Resource {
         match self {
             Self::Services | Self::Nodes | Self::Pods => "v1",
             Self::Slices => "discovery.k8s.io/v1",
+            Self::ServiceCidrs => "networking.k8s.io/v1",
         }
     }
 
@@ -64,6 +75,8 @@ pub(super) enum Selector {
     Name(String),
     /// `spec.nodeName=`
     Node(String),
+    /// `spec.clusterIP!=None`
+    WithAddress,
 }
 
 impl Selector {
@@ -71,6 +84,7 @@ impl Selector {
     pub(super) fn parse(text: Option<&str>) -> Option<Self> {
         match text.map(|text| text.split_once('=')) {
             None => Some(Self::All),
+            Some(Some(("spec.clusterIP!", "None"))) => Some(Self::WithAddress),
             Some(Some(("metadata.name", name))) => Some(Self::Name(name.to_owned())),
             Some(Some(("spec.nodeName", node))) => Some(Self::Node(node.to_owned())),
             Some(_) => None,
@@ -82,6 +96,7 @@ impl Selector {
             Self::All => true,
             Self::Name(name) => object["metadata"]["name"] == **name,
             Self::Node(node) => object["spec"]["nodeName"] == **node,
+            Self::WithAddress => object["spec"]["clusterIP"] != "None",
         }
     }
 }
@@ -131,13 +146,13 @@ impl Default for Store {
 
 impl Store {
     pub(super) fn apply(&mut self, mut object: Value) {
-        let resource = Resource::of(&object).expect("a Service, an EndpointSlice, a Node or a Pod");
+        let resource = Resource::of(&object).expect("an object of a kind that is served");
         let name = object["metadata"]["name"].as_str().expect("a name").to_owned();
         let namespace = match resource {
-            Resource::Nodes => String::new(),
+            Resource::Nodes | Resource::ServiceCidrs => String::new(),
             _ => object["metadata"]["namespace"].as_str().unwrap_or("default").to_owned(),
         };
-        if resource != Resource::Nodes {
+        if !matches!(resource, Resource::Nodes | Resource::ServiceCidrs) {
             object["metadata"]["namespace"] = json!(namespace);
         }
         self.version += 1;
@@ -214,7 +229,9 @@ impl Store {
 
     /// What happened after a version, or the version itself lies in the past that is forgotten.
     pub(super) fn events_after(&self, resource: Resource, version: u64) -> Vec<Event> {
-        let later = self.history.iter().filter(|event| event.version > version);
+        // The history is in the order of versions, and long.
+        let from = self.history.partition_point(|event| event.version <= version);
+        let later = self.history.iter().skip(from);
         later.filter(|event| event.resource == resource).cloned().collect()
     }
 

@@ -138,7 +138,7 @@ fn run(bench: &Bench) -> Result<Vec<Metric>> {
 }
 
 /// The agent's binary: the one that `EVENKEEL_BIN` names, else the one beside this one.
-fn program() -> Result<PathBuf> {
+pub(super) fn program() -> Result<PathBuf> {
     let named = env::var_os("EVENKEEL_BIN").map(PathBuf::from);
     let beside = || env::current_exe().map(|own| own.with_file_name("evenkeel"));
     let program = match named {
@@ -178,14 +178,15 @@ fn write_manifests(folder: &Folder) -> Result<()> {
 
 /// Memory of a process in KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Memory {
-    pss: u64,
-    anonymous: u64,
-    shmem: u64,
-    file: u64,
+pub(super) struct Memory {
+    pub(super) pss: u64,
+    pub(super) anonymous: u64,
+    pub(super) shmem: u64,
+    pub(super) file: u64,
 }
 
-fn rollup(pid: u32) -> Result<Memory> {
+/// Memory of a process now.
+pub(super) fn rollup(pid: u32) -> Result<Memory> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     let field = |name: &str| {
@@ -220,7 +221,7 @@ fn at_rest(bench: &Bench, pid: u32, peak: &mut u64) -> Result<Memory> {
 }
 
 /// Bytes of each map that a process holds open, by name.
-fn map_memory(pid: u32) -> Result<BTreeMap<String, u64>> {
+pub(super) fn map_memory(pid: u32) -> Result<BTreeMap<String, u64>> {
     let mut bytes_by_id = BTreeMap::new();
     let folder = PathBuf::from(format!("/proc/{pid}/fdinfo"));
     for entry in fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {

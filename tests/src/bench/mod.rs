@@ -6,6 +6,7 @@
 mod connect;
 pub mod detector;
 mod dial;
+mod kube;
 mod memory;
 mod outside;
 mod packets;
@@ -32,7 +33,7 @@ use clap::Parser;
 use lb_user::lab::ChildCgroup;
 
 use self::report::Report;
-use crate::interrupt;
+use crate::{interrupt, kube_proxy::Mode};
 
 /// Measure what Evenkeel costs and how well it balances
 #[derive(Debug, Parser)]
@@ -47,6 +48,25 @@ struct Args {
     /// Days of fair services that the detectors are tried on
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
     service_days: u32,
+    /// Measure the real kube-proxy beside Evenkeel; without `--only`, that alone
+    #[arg(long)]
+    kube: bool,
+    /// With --kube: so many Services of ten endpoints each
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [100, 1_000, 5_000, 10_000], value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    kube_services: Vec<u32>,
+    /// With --kube: so many Services in the real API server; 0 leaves it out
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [100, 1_000], value_parser = clap::value_parser!(u32).range(0..=20_000))]
+    kube_api_services: Vec<u32>,
+    /// With --kube: kube-proxy in these modes
+    #[arg(long, value_name = "MODE,..", value_delimiter = ',', default_values = ["nftables", "iptables"], value_parser = mode)]
+    kube_modes: Vec<Mode>,
+}
+
+/// A mode of kube-proxy that runs in any network namespace.
+fn mode(text: &str) -> Result<Mode, String> {
+    let known = [Mode::Nftables, Mode::Iptables];
+    let mode = known.into_iter().find(|mode| mode.name() == text);
+    mode.ok_or_else(|| "known are nftables and iptables".to_owned())
 }
 
 /// A part of the bench.
@@ -129,15 +149,30 @@ fn run(args: &Args) -> Result<usize> {
         }
     }
     for (name, measure) in PARTS {
-        if args.only.is_empty() || args.only.iter().any(|only| only == name) {
+        if (args.only.is_empty() && !args.kube) || args.only.iter().any(|only| only == name) {
             bench.say(name);
             measure(&mut bench).with_context(|| format!("measure {name}"))?;
         }
+    }
+    let mut measured = Ok(());
+    if args.kube {
+        let options = kube::Options {
+            services: args.kube_services.clone(),
+            real_services: args
+                .kube_api_services
+                .iter()
+                .copied()
+                .filter(|count| *count > 0)
+                .collect(),
+            modes: args.kube_modes.clone(),
+        };
+        measured = kube::measure(&mut bench, &options).context("measure Evenkeel beside kube-proxy");
     }
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&bench.report.to_json())?;
         fs::write(file, text + "\n").with_context(|| format!("write {}", file.display()))?;
     }
     writeln!(io::stdout(), "\n{}", bench.report.to_text())?;
+    measured?;
     Ok(bench.report.missed())
 }

@@ -25,7 +25,7 @@ use serde_json::json;
 
 use super::{
     Bench,
-    dial::{self, Acceptor, Times},
+    dial::{self, Acceptor, Manner, Times},
     population::Population,
     report::Metric,
     stats,
@@ -269,7 +269,7 @@ fn serve(pod: &Pod) -> Result<Acceptor> {
         listen(&listener, Backlog::new(2048)?)?;
         Ok(listener)
     })?;
-    Acceptor::start(listener.with_context(|| format!("listen on {at}"))?)
+    Acceptor::start(listener.with_context(|| format!("listen on {at}"))?, Manner::Close)
 }
 
 fn v4(address: SocketAddr) -> SocketAddrV4 {

@@ -46,7 +46,10 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{dial::Acceptor, population::Population};
+use super::{
+    dial::{Acceptor, Manner},
+    population::Population,
+};
 
 /// The longest interval that counts as tuple reuse, as the agent has it by default.
 const HORIZON_NS: u64 = 120_000_000_000;
@@ -92,16 +95,21 @@ impl Place {
 
     /// Serves a port of every address of the server; its sockets belong to the cgroup that the process is in.
     pub(super) fn serve(&self, port: NonZeroU16) -> Result<Acceptor> {
-        let listener = self.server.run(|| -> nix::Result<OwnedFd> {
-            let listener = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-            // Connections of an earlier server on the port may not have run out yet.
-            setsockopt(&listener, ReuseAddr, &true)?;
-            bind(listener.as_raw_fd(), &SockaddrIn::new(0, 0, 0, 0, port.get()))?;
-            listen(&listener, Backlog::new(2048)?)?;
-            Ok(listener)
-        })?;
-        Acceptor::start(listener.with_context(|| format!("listen on port {port}"))?)
+        serve_in(&self.server, port, Manner::Close)
     }
+}
+
+/// Serves a port of every address of a namespace; its sockets belong to the cgroup that the process is in.
+pub(super) fn serve_in(netns: &Netns, port: NonZeroU16, manner: Manner) -> Result<Acceptor> {
+    let listener = netns.run(|| -> nix::Result<OwnedFd> {
+        let listener = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+        // Connections of an earlier server on the port may not have run out yet.
+        setsockopt(&listener, ReuseAddr, &true)?;
+        bind(listener.as_raw_fd(), &SockaddrIn::new(0, 0, 0, 0, port.get()))?;
+        listen(&listener, Backlog::new(2048)?)?;
+        Ok(listener)
+    })?;
+    Acceptor::start(listener.with_context(|| format!("listen on port {port}"))?, manner)
 }
 
 /// Moves this process, all its threads included, into a cgroup.
@@ -125,6 +133,16 @@ pub(super) fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)?;
     sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("stay on CPU {cpu}"))
+}
+
+/// Lets the calling thread, and what it starts, run on every CPU that this process may have.
+pub(super) fn unpin() -> Result<()> {
+    let mut set = CpuSet::new();
+    for cpu in 0..CpuSet::count() {
+        set.set(cpu)?;
+    }
+    // The kernel leaves out those that are not there or not ours.
+    sched_setaffinity(Pid::from_raw(0), &set).context("run on every CPU")
 }
 
 /// Which programs an arm attaches.
