@@ -74,6 +74,8 @@ fn told(server: &ApiServer) -> Vec<Update> {
                 Resource::Slices => converter.slice(&serde_json::from_value(object).expect("a slice")),
                 Resource::Nodes => converter.node(&serde_json::from_value(object).expect("a Node")),
                 Resource::Pods => converter.pod(&serde_json::from_value(object).expect("a Pod")),
+                // Agents do not ask for them.
+                Resource::ServiceCidrs => continue,
             };
             // The source asks for this node's own Node alone.
             let other = |object: &Object| matches!(object, Object::Node(node) if *node.name != *NODE);
