@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use lb_user::lab::Netns;
 use nix::mount::{MsFlags, mount};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     account,
@@ -323,18 +323,6 @@ impl Cluster {
             places.push((node.name(), Some(node.number), node.netns.clone()));
         }
         places
-    }
-
-    /// The Services and endpoints that the API server has now, by name.
-    ///
-    /// # Errors
-    /// Why there is no answer.
-    pub fn services(&self) -> Result<BTreeMap<String, Value>> {
-        let items = self.api.items("/api/v1/namespaces/default/services")?;
-        Ok(items
-            .into_iter()
-            .filter_map(|item| Some((item["metadata"]["name"].as_str()?.to_owned(), item)))
-            .collect())
     }
 }
 

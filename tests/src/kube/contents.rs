@@ -130,16 +130,6 @@ impl Contents {
         };
         Some(only(self, other, '-') + &only(other, self, '+'))
     }
-
-    /// How many lines there are.
-    pub fn len(&self) -> usize {
-        self.lines.len()
-    }
-
-    /// Whether nothing is there.
-    pub fn is_empty(&self) -> bool {
-        self.lines.is_empty()
-    }
 }
 
 impl fmt::Display for Contents {

@@ -90,8 +90,6 @@ struct Shared {
     places: Mutex<BTreeMap<(String, String), Place>>,
     /// Pods whose process is to be killed, as by a reboot.
     rebooted: AtomicBool,
-    /// Whether heartbeats are held back, as of a node that hangs.
-    silent: AtomicBool,
 }
 
 impl Shared {
@@ -244,7 +242,7 @@ impl NodeAgent {
                 }
             }
             self.look_after();
-            if self.heard.elapsed() >= HEARTBEAT && !self.shared.silent.load(Ordering::Relaxed) {
+            if self.heard.elapsed() >= HEARTBEAT {
                 self.heard = Instant::now();
                 // The next one tries again.
                 let _heard = beat(&self.api, self.node.number);
