@@ -730,6 +730,9 @@ async fn pods_of_this_node_alone_are_asked_for_and_ended_ones_are_forgotten() {
     lab.end().await;
 }
 
+/// The kinds that agents follow.
+const AGENTS: [Resource; 4] = [Resource::Services, Resource::Slices, Resource::Nodes, Resource::Pods];
+
 #[tokio::test]
 async fn a_token_file_is_read_for_each_request() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -758,6 +761,11 @@ async fn a_token_file_is_read_for_each_request() {
     lab.until_true("the first state").await;
 
     // Rotated in time: nobody ever sees the old one refused.
+    // No request is under way that bears the old one: a watch of every kind stands.
+    lab.until("a watch of every kind", |lab| {
+        AGENTS.iter().all(|kind| lab.server.requests(*kind).watches > 0)
+    })
+    .await;
     std::fs::write(&token, "second").expect("the token is written");
     lab.server.require_token("second");
     lab.server.disconnect();
