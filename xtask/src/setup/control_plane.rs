@@ -49,7 +49,7 @@ pub(super) fn build(layout: &Layout) -> Result<()> {
     let partial = folder.with_extension("partial");
     remove(&partial)?;
     fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
-    let name = format!("building etcd and Kubernetes {version} (ten minutes on two cores, once)");
+    let name = format!("building etcd and Kubernetes {version} (some ten minutes on two cores, once)");
     step(&name, || {
         logged(
             super::TRIES,
