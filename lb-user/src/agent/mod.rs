@@ -57,7 +57,7 @@ use crate::{
     doctor::owners,
     http,
     metrics::{DEFAULT_SERVICE_CAP, Exporter},
-    model::Kind,
+    model::{Kind, Problem},
     observe::{Directory, Observation, ring::Ring},
     reconcile::Reconciler,
     source::{self, Running},
@@ -103,14 +103,14 @@ fn start_log(config: &Config) {
     };
 }
 
-fn refuse_other_owners(config: &Config) -> Result<()> {
+fn refuse_other_owners(config: &Config) -> Result<Vec<Problem>> {
     if config.mode == Mode::Observe {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let (owners, running) = (owners::find(&config.bpffs), owners::Running::find());
     match owners::refusal(&owners, &running, config.beside_kube_proxy) {
         Some(refusal) => bail!(refusal),
-        None => Ok(()),
+        None => Ok(rivals::problems(&owners, &running)),
     }
 }
 
@@ -222,7 +222,7 @@ fn start_source(config: &Config, requests: &Arc<source::kube::Requests>, cancel:
 }
 
 async fn serve(config: Config) -> Result<()> {
-    refuse_other_owners(&config)?;
+    let rivals = refuse_other_owners(&config)?;
     // The lock is taken before anything is touched, and held until the process ends.
     let pins = Pins::new(&config.bpffs, &config.pin_name);
     if !load::is_bpffs(&config.bpffs) {
@@ -306,7 +306,7 @@ async fn serve(config: Config) -> Result<()> {
         timings: Mutex::new(Timings::default()),
         flushed: Notify::new(),
         health_ports: Mutex::new(Vec::new()),
-        rivals: Mutex::new(Vec::new()),
+        rivals: Mutex::new(rivals),
         probed: state::Probed::default(),
         requests,
         config,

@@ -1,18 +1,12 @@
 //! What the agent's own process uses, as the kernel counts it.
 
-use std::fs;
-
-use nix::{
-    sys::resource::{UsageWho, getrusage},
-    unistd::{SysconfVar, sysconf},
-};
+use nix::sys::resource::{UsageWho, getrusage};
+use procfs::process::Process;
 
 /// Resident memory in bytes, mapped kernel maps included; none where it cannot be read.
 pub(super) fn resident_bytes() -> Option<u64> {
-    let text = fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
-    let page = sysconf(SysconfVar::PAGE_SIZE).ok()??;
-    Some(pages * u64::try_from(page).ok()?)
+    let memory = Process::myself().and_then(|me| me.statm()).ok()?;
+    Some(memory.resident * procfs::page_size())
 }
 
 /// Seconds on CPUs, in user space and in the kernel; none where it cannot be read.

@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use super::state::{Shared, lock};
 use crate::{
@@ -17,9 +17,9 @@ use crate::{
 /// How often it is looked.
 const PERIOD: Duration = Duration::from_secs(15);
 
-/// Looks now and then, until the agent ends.
+/// Looks now and then, until the agent ends; the first look was the start's own.
 pub(super) async fn follow(shared: &Arc<Shared>, liveness: &Liveness) -> Result<(), String> {
-    let mut ticks = interval(PERIOD);
+    let mut ticks = interval_at(Instant::now() + PERIOD, PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
@@ -52,7 +52,8 @@ fn same(one: &Problem, other: &Problem) -> bool {
     one.object == other.object
 }
 
-fn problems(owners: &Owners, running: &Running) -> Vec<Problem> {
+/// What stands beside this agent, by a look.
+pub(super) fn problems(owners: &Owners, running: &Running) -> Vec<Problem> {
     let problem = |object: &str, message: String| Problem {
         origin: "this node".to_owned(),
         object: object.to_owned(),

@@ -272,8 +272,7 @@ pub(super) async fn page(
     }
     let request = request.list(&params).map_err(|error| WireError::Setup(chain(&error)))?;
     let answer = options.timing.answer;
-    let asked = ask(connection, request.map(Body::from), answer);
-    let mut body = options.requests.count(asked).await?;
+    let mut body = ask(connection, request.map(Body::from), options).await?;
     let mut text = BytesMut::new();
     while let Some(part) = body.part(answer).await? {
         if text.len() + part.len() > LARGEST_ANSWER {
@@ -304,17 +303,24 @@ pub(super) async fn watch(
     // A compressed stream cannot be taken apart event by event.
     let plain = "identity".parse().map_err(|_| WireError::Setup("header".to_owned()))?;
     request.headers_mut().insert("accept-encoding", plain);
-    let asked = ask(connection, request.map(Body::from), options.timing.answer);
-    let body = options.requests.count(asked).await?;
     Ok(Events {
-        body,
+        body: ask(connection, request.map(Body::from), options).await?,
         text: BytesMut::new(),
         searched: 0,
     })
 }
 
-/// Sends a request and takes the head of its answer: JSON with a good status, or an error.
-async fn ask(connection: &Connection, mut request: hyper::Request<Body>, limit: Duration) -> Result<Answer, WireError> {
+/// Sends a request, counts it, and takes the head of its answer: JSON with a good status, or an error.
+async fn ask(connection: &Connection, request: hyper::Request<Body>, options: &Options) -> Result<Answer, WireError> {
+    let answer = send(connection, request, options.timing.answer);
+    options.requests.count(answer).await
+}
+
+async fn send(
+    connection: &Connection,
+    mut request: hyper::Request<Body>,
+    limit: Duration,
+) -> Result<Answer, WireError> {
     if let Some(token) = &connection.token {
         let header = token.header().await.map_err(|error| WireError::Setup(chain(&error)))?;
         request.headers_mut().insert(AUTHORIZATION, header);
