@@ -16,7 +16,7 @@ use crate::layout::Layout;
 use crate::vm::Program;
 
 /// The feature that makes the agent keep what a later list no longer has.
-const DEFECT: &str = "defect-relist-keeps";
+const DEFECT: &str = "lb-user/defect-relist-keeps";
 
 /// One test executable.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,8 +36,6 @@ pub(crate) struct Built {
     pub(crate) suites: Vec<Suite>,
     /// The agent's binary.
     pub(crate) agent: PathBuf,
-    /// An agent with a defect that the tests must find.
-    pub(crate) defect: PathBuf,
 }
 
 impl Built {
@@ -63,7 +61,6 @@ pub(crate) fn guest_path(suite: &Suite) -> PathBuf {
 /// Builds the kernel object, the binaries and all tests.
 pub(crate) fn build(layout: &Layout) -> Result<Built> {
     ebpf::build(layout)?;
-    let defect = build_defect(layout)?;
     let messages = step("building the tests", || {
         // One selection for both, so that cargo resolves features alike and builds each crate once.
         let mut bins = cargo(&layout.root);
@@ -83,24 +80,27 @@ pub(crate) fn build(layout: &Layout) -> Result<Built> {
     Ok(Built {
         suites: suites(&messages)?,
         agent: layout.target.join("debug/evenkeel"),
-        defect,
     })
 }
 
-/// Builds an agent that loses removals, and keeps it beside: the ordinary build takes its place afterwards.
-fn build_defect(layout: &Layout) -> Result<PathBuf> {
+/// Builds an agent that loses removals, beside the ordinary one.
+pub(crate) fn build_defect(layout: &Layout) -> Result<PathBuf> {
     step("building an agent with a defect, which the tests must find", || {
-        let mut build = cargo(&layout.root);
-        // The whole workspace's selection, as below, so that crates below are built once.
-        build.args(["build", "--locked", "--workspace", "--bin", "evenkeel", "--features"]);
-        build.arg(format!("lb-user/{DEFECT}"));
-        crate::command::run(&mut build)
-    })?;
-    let kept = layout.target.join("defect/evenkeel");
-    let folder = kept.parent().context("a file lies in a folder")?;
-    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    fs::copy(layout.target.join("debug/evenkeel"), &kept).context("keep the agent with a defect")?;
-    Ok(kept)
+        // The workspace's selection, as of the tests, so that crates below are built once.
+        let agent = |features: &[&str]| {
+            let mut build = cargo(&layout.root);
+            build.args(["build", "--locked", "--workspace", "--bin", "evenkeel"]);
+            crate::command::run(build.args(features))
+        };
+        agent(&["--features", DEFECT])?;
+        let kept = layout.target.join("defect/evenkeel");
+        let folder = kept.parent().context("a file lies in a folder")?;
+        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+        fs::copy(layout.target.join("debug/evenkeel"), &kept).context("keep the agent with a defect")?;
+        // The ordinary one takes its place again; it is built already.
+        agent(&[])?;
+        Ok(kept)
+    })
 }
 
 #[derive(Deserialize)]
