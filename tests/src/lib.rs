@@ -5,6 +5,7 @@ pub mod apiserver;
 pub mod bench;
 pub mod beside;
 pub mod bpf;
+pub mod command_line;
 pub mod datapath;
 pub mod golden;
 pub mod interrupt;

@@ -28,7 +28,7 @@ use nix::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::{agent::until, interrupt};
+use crate::{agent::until, command_line::say, interrupt};
 
 /// The argument that makes a program the holder.
 pub const HOLD: &str = "hold";
@@ -279,10 +279,4 @@ pub fn names(places: &Value) -> Vec<&str> {
         .as_object()
         .map(|all| all.keys().map(String::as_str).collect())
         .unwrap_or_default()
-}
-
-/// Writes to standard output.
-pub fn say(text: &str) {
-    // Nobody to read it is no reason to stop.
-    let _ = writeln!(io::stdout(), "{text}");
 }

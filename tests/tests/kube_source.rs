@@ -13,7 +13,6 @@ use lb_user::{
     observe::clients::Clients,
     source::{
         Running,
-        convert::{Converter, Names},
         kube::{Options, Timing, start},
     },
 };
@@ -132,33 +131,18 @@ fn outcome(desired: &Desired, clients: &Clients) -> Outcome {
 
 /// What a fold of the server's objects, and nothing else, says.
 fn truth(server: &ApiServer) -> Outcome {
-    let mut names = Names::default();
-    let mut converter = Converter {
-        origin: names.share("API server"),
-        names: &mut names,
-    };
     let mut desired = fold();
     let mut clients = Clients::of_node(NODE);
-    for resource in Resource::ALL {
-        for object in server.objects(resource) {
-            let converted = match resource {
-                Resource::Services => converter.service(&serde_json::from_value(object).expect("a Service")),
-                Resource::Slices => converter.slice(&serde_json::from_value(object).expect("a slice")),
-                Resource::Nodes => converter.node(&serde_json::from_value(object).expect("a Node")),
-                Resource::Pods => converter.pod(&serde_json::from_value(object).expect("a Pod")),
-                // Other proxies read them.
-                Resource::ServiceCidrs => continue,
-            };
-            if let Some(object) = converted.object {
-                let update = Update::Apply(object);
-                clients.apply(&update);
-                desired.apply(update);
-            }
-            if let Some(key) = converted.key.filter(|_| !converted.problems.is_empty()) {
-                let subject = format!("{} {}", key.kind.as_str(), key.name).into();
-                let problems = converted.problems;
-                desired.apply(Update::Problems { subject, problems });
-            }
+    for converted in server.converted() {
+        if let Some(object) = converted.object {
+            let update = Update::Apply(object);
+            clients.apply(&update);
+            desired.apply(update);
+        }
+        if let Some(key) = converted.key.filter(|_| !converted.problems.is_empty()) {
+            let subject = format!("{} {}", key.kind.as_str(), key.name).into();
+            let problems = converted.problems;
+            desired.apply(Update::Problems { subject, problems });
         }
     }
     outcome(&desired, &clients)
@@ -730,9 +714,6 @@ async fn pods_of_this_node_alone_are_asked_for_and_ended_ones_are_forgotten() {
     lab.end().await;
 }
 
-/// The kinds that agents follow.
-const AGENTS: [Resource; 4] = [Resource::Services, Resource::Slices, Resource::Nodes, Resource::Pods];
-
 #[tokio::test]
 async fn a_token_file_is_read_for_each_request() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -763,7 +744,9 @@ async fn a_token_file_is_read_for_each_request() {
     // Rotated in time: nobody ever sees the old one refused.
     // No request is under way that bears the old one: a watch of every kind stands.
     lab.until("a watch of every kind", |lab| {
-        AGENTS.iter().all(|kind| lab.server.requests(*kind).watches > 0)
+        Resource::FOLLOWED
+            .iter()
+            .all(|kind| lab.server.requests(*kind).watches > 0)
     })
     .await;
     std::fs::write(&token, "second").expect("the token is written");

@@ -20,6 +20,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use lb_user::source::convert::{Converted, Converter, Names};
 use serde_json::Value;
 use tokio::{
     net::{TcpListener, TcpSocket},
@@ -162,6 +163,32 @@ impl ApiServer {
     /// All objects of a kind, as a client would get them.
     pub fn objects(&self, resource: Resource) -> Vec<Value> {
         self.shared.state().store.objects(resource)
+    }
+
+    /// What an agent makes of all objects of the kinds that it follows.
+    ///
+    /// # Panics
+    /// An object is none of its kind.
+    pub fn converted(&self) -> Vec<Converted> {
+        let mut names = Names::default();
+        let mut converter = Converter {
+            origin: names.share("API server"),
+            names: &mut names,
+        };
+        let mut all = Vec::new();
+        for resource in Resource::FOLLOWED {
+            for object in self.objects(resource) {
+                all.push(match resource {
+                    Resource::Services => converter.service(&serde_json::from_value(object).expect("a Service")),
+                    Resource::Slices => converter.slice(&serde_json::from_value(object).expect("a slice")),
+                    Resource::Nodes => converter.node(&serde_json::from_value(object).expect("a Node")),
+                    Resource::Pods => converter.pod(&serde_json::from_value(object).expect("a Pod")),
+                    // Other proxies read them.
+                    Resource::ServiceCidrs => continue,
+                });
+            }
+        }
+        all
     }
 
     /// Forgets all events so far: watches from older versions, and lists that are under way, meet 410.

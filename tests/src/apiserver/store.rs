@@ -29,6 +29,9 @@ impl Resource {
         Self::ServiceCidrs,
     ];
 
+    /// Those that agents follow.
+    pub const FOLLOWED: [Self; 4] = [Self::Services, Self::Slices, Self::Nodes, Self::Pods];
+
     /// The collection at a path.
     pub(super) fn at(path: &str) -> Option<Self> {
         match path {

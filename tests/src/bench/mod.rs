@@ -33,7 +33,7 @@ use clap::Parser;
 use lb_user::lab::ChildCgroup;
 
 use self::report::Report;
-use crate::{interrupt, kube_proxy::Mode};
+use crate::{command_line, interrupt, kube_proxy::Mode};
 
 /// Measure what Evenkeel costs and how well it balances
 #[derive(Debug, Parser)]
@@ -113,14 +113,11 @@ impl Bench {
 
 /// Measures, prints, and says by its exit code whether every target was met.
 pub fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "evenkeel-bench: {error:#}");
-            ExitCode::from(2)
-        }
-    }
+    let missed = run(&Args::parse());
+    command_line::end(
+        "evenkeel-bench",
+        missed.map(|missed| ExitCode::from(u8::from(missed > 0))),
+    )
 }
 
 fn run(args: &Args) -> Result<usize> {
@@ -168,10 +165,7 @@ fn run(args: &Args) -> Result<usize> {
         };
         measured = kube::measure(&mut bench, &options).context("measure Evenkeel beside kube-proxy");
     }
-    if let Some(file) = &args.json {
-        let text = serde_json::to_string_pretty(&bench.report.to_json())?;
-        fs::write(file, text + "\n").with_context(|| format!("write {}", file.display()))?;
-    }
+    command_line::write_json(args.json.as_deref(), &bench.report.to_json())?;
     writeln!(io::stdout(), "\n{}", bench.report.to_text())?;
     measured?;
     Ok(bench.report.missed())

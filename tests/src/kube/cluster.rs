@@ -29,7 +29,7 @@ use crate::{
     agent::{must, until},
     lab::{
         dial::Dialer,
-        node::{LabNode, Sizes},
+        node::{self, LabNode, Sizes},
         plan::{self, Family},
         topology::{self, Wires},
     },
@@ -42,7 +42,6 @@ const MARKER: &str = "lab-marker";
 #[derive(Debug)]
 pub struct Cluster {
     // Dropped in this order: agents first, then their pods, then what they ask, then the wires.
-    shadow: Mutex<Option<LabNode>>,
     shadow_places: Mutex<BTreeMap<u8, Netns>>,
     nodes: Vec<Arc<LabNode>>,
     kubelets: Vec<Kubelet>,
@@ -108,7 +107,6 @@ impl Cluster {
                 .context("it is not there")
         })?;
         Ok(Self {
-            shadow: Mutex::default(),
             shadow_places: Mutex::default(),
             nodes,
             kubelets,
@@ -272,17 +270,13 @@ impl Cluster {
     /// # Errors
     /// Where it cannot be made.
     pub fn beside<T>(&self, number: u8, work: impl FnOnce(&LabNode) -> Result<T>) -> Result<T> {
-        let mut shadow = self.shadow.lock().unwrap_or_else(PoisonError::into_inner);
         let netns = self.shadow_place(number)?;
         let folder = self.folder.path().join(format!("shadow{number}"));
         let kubeconfig = self.folder.path().join("shadow.kubeconfig");
         self.plane()
             .write_account_kubeconfig(&kubeconfig, &plan::control(Family::V4).to_string(), &self.token)?;
-        let node = LabNode::new(number, netns, &folder, &agent_flags(&kubeconfig), Sizes::SMALL)?;
-        let cold = shadow.insert(node);
-        let done = work(cold).with_context(|| format!("the machine beside node {number} said:\n{}", cold.log()));
-        *shadow = None;
-        done
+        let cold = LabNode::new(number, netns, &folder, &agent_flags(&kubeconfig), Sizes::SMALL)?;
+        work(&cold).with_context(|| format!("the machine beside node {number} said:\n{}", cold.log()))
     }
 
     /// The namespace beside a node's, made once.
@@ -299,17 +293,7 @@ impl Cluster {
 
     /// What everybody has said last.
     pub fn logs(&self, lines: usize) -> String {
-        let mut all = String::new();
-        for node in &self.nodes {
-            let log = node.log();
-            let from = log.lines().count().saturating_sub(lines);
-            all.extend(["--- ", &node.name(), ":\n"]);
-            for line in log.lines().skip(from) {
-                all.push_str(line);
-                all.push('\n');
-            }
-        }
-        all
+        node::logs(self.nodes.iter().map(AsRef::as_ref), lines)
     }
 
     /// Every namespace by its name, with the number of the node that it belongs to.

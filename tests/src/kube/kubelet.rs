@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _};
 use kube::{
     api::{ApiResource, DynamicObject, GroupVersionKind},
@@ -382,8 +382,7 @@ impl NodeAgent {
                 return Ok(self.last_number);
             }
         }
-        ensure!(false, "node {} has no address for another pod", self.node.number);
-        Ok(0)
+        bail!("node {} has no address for another pod", self.node.number)
     }
 
     fn forget(&mut self, uid: &str) {

@@ -1,14 +1,20 @@
 //! The command line of the cluster: `evenkeel-kube up|status|exec|down|run`.
 
-use std::{fs, io::Write as _, path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 use lb_user::lab::mounts::BpfFs;
 use serde_json::json;
 
 use super::{Cluster, faults, process, report, standing};
-use crate::interrupt;
+use crate::{
+    command_line::{self, say, write_json},
+    interrupt,
+};
 
 /// Schedules of faults in a whole run.
 const SCHEDULES: u64 = 50;
@@ -71,13 +77,7 @@ enum Verb {
 
 /// Does what the command line says.
 pub fn main() -> ExitCode {
-    match run(Args::parse().verb) {
-        Ok(code) => code,
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "evenkeel-kube: {error:#}");
-            ExitCode::from(2)
-        }
-    }
+    command_line::end("evenkeel-kube", run(Args::parse().verb))
 }
 
 fn run(verb: Verb) -> Result<ExitCode> {
@@ -91,36 +91,28 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Down => standing::STANDING.down()?,
         Verb::Hold => standing::hold()?,
         Verb::Pod(args) => process::run(&args)?,
-        Verb::Faults { count, seed, json } => return play_faults(count, seed, json),
-        Verb::Run { json, schedules, names } => return run_all(json, schedules, &names),
+        Verb::Faults { count, seed, json } => return play_faults(count, seed, json.as_deref()),
+        Verb::Run { json, schedules, names } => return run_all(json.as_deref(), schedules, &names),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn play_faults(count: u64, seed: Option<u64>, json: Option<PathBuf>) -> Result<ExitCode> {
+fn play_faults(count: u64, seed: Option<u64>, json: Option<&Path>) -> Result<ExitCode> {
     interrupt::catch()?;
     let _mounts = BpfFs::enter_private()?;
-    let cluster = Cluster::new(&report::say)?;
+    let cluster = Cluster::new(&say)?;
     let seeds = seed.map_or(1..=count, |seed| seed..=seed);
     let tally = faults::run(&cluster, seeds)?;
     write_json(json, &tally.to_json())?;
-    report::say(&format!("\n{tally}"));
+    say(&format!("\n{tally}"));
     Ok(ExitCode::from(u8::from(!tally.is_good())))
 }
 
-fn write_json(file: Option<PathBuf>, value: &serde_json::Value) -> Result<()> {
-    if let Some(file) = file {
-        let text = serde_json::to_string_pretty(value)?;
-        fs::write(&file, text + "\n").with_context(|| format!("write {}", file.display()))?;
-    }
-    Ok(())
-}
-
-fn run_all(json: Option<PathBuf>, schedules: u64, names: &[String]) -> Result<ExitCode> {
+fn run_all(json: Option<&Path>, schedules: u64, names: &[String]) -> Result<ExitCode> {
     interrupt::catch()?;
     report::select(names)?;
     let _mounts = BpfFs::enter_private()?;
-    let cluster = Cluster::new(&report::say)?;
+    let cluster = Cluster::new(&say)?;
     let outcomes = report::run(&cluster, names)?;
     let mut all = json!({"rows": report::rows_json(&outcomes), "e2e": report::e2e_json(&outcomes)});
     let mut failed = outcomes.iter().any(|outcome| outcome.result.is_err());
@@ -132,6 +124,6 @@ fn run_all(json: Option<PathBuf>, schedules: u64, names: &[String]) -> Result<Ex
         text = format!("{text}\n{tally}");
     }
     write_json(json, &all)?;
-    report::say(&format!("\n{text}"));
+    say(&format!("\n{text}"));
     Ok(ExitCode::from(u8::from(failed)))
 }

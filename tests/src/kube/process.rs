@@ -17,6 +17,7 @@ use clap::Args;
 use lb_user::lab::Netns;
 
 use crate::{
+    command_line::say,
     interrupt,
     lab::{dial::Dialer, serve::Serving},
 };
@@ -148,11 +149,6 @@ fn open(target: SocketAddr) -> Result<BufReader<TcpStream>> {
     stream.read_line(&mut line).context("read who is there")?;
     ensure!(!line.is_empty(), "the connection ended at once");
     Ok(stream)
-}
-
-fn say(line: &str) {
-    // Nobody to read it is no reason to stop.
-    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// What a dialling Pod has met so far.

@@ -1,6 +1,6 @@
 //! Running cases and saying how they went: a table for people, JSON for machines.
 
-use std::{fmt::Write as _, io::Write as _, time::Instant};
+use std::{fmt::Write as _, time::Instant};
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use super::{
     Cluster, Stack,
     cases::{self, Case},
 };
-use crate::interrupt;
+use crate::{command_line::say, interrupt};
 
 /// The row of the behaviours of Kubernetes' own tests.
 pub const E2E: &str = "E2E";
@@ -164,10 +164,4 @@ pub fn to_text(outcomes: &[Outcome]) -> String {
         );
     }
     text
-}
-
-/// Writes a line of progress.
-pub fn say(line: &str) {
-    // Nobody to read it is no reason to stop.
-    let _ = writeln!(std::io::stdout(), "{line}");
 }

@@ -28,9 +28,6 @@ use crate::{
 
 /// The port that Services are dialled at, TCP and UDP.
 pub const PORT: u16 = 80;
-/// Dials after which a set of pods that answer is taken for all of them. With three pods, chance misses one in 10,000,000
-/// times one.
-const ENOUGH: usize = 40;
 
 /// The families of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -126,6 +123,12 @@ impl StageService {
         format!("/api/v1/namespaces/default/services/{}", self.name)
     }
 
+    /// The path of its slices.
+    pub fn slices_path(&self) -> String {
+        let label = format!("labelSelector=kubernetes.io%2Fservice-name%3D{}", self.name);
+        format!("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?{label}")
+    }
+
     /// Its cluster address of a family, with the port.
     ///
     /// # Errors
@@ -145,13 +148,21 @@ impl StageService {
         ))
     }
 
-    /// Its node port of a port's name (or of its only port), on a node.
+    /// Its first port's node port, on a node.
     ///
     /// # Errors
     /// Where it has none.
     pub fn node_port(&self, family: Family, node: u8) -> Result<SocketAddr> {
-        let port = self.object["spec"]["ports"][0]["nodePort"].as_u64();
-        let port = port.with_context(|| format!("{} has no node port", self.name))?;
+        self.node_port_of(0, family, node)
+    }
+
+    /// The node port of a port by its index, on a node.
+    ///
+    /// # Errors
+    /// Where it has none.
+    pub fn node_port_of(&self, index: usize, family: Family, node: u8) -> Result<SocketAddr> {
+        let port = self.object["spec"]["ports"][index]["nodePort"].as_u64();
+        let port = port.with_context(|| format!("{} has no node port {index}", self.name))?;
         Ok(plan::at(plan::node(family, node), u16::try_from(port)?))
     }
 }
@@ -306,6 +317,14 @@ impl<'c> Stage<'c> {
         })
     }
 
+    /// The ports of a Service that serves TCP and UDP at one number.
+    pub fn both_ports() -> Value {
+        json!([
+            {"name": "tcp", "protocol": "TCP", "port": PORT, "targetPort": TARGET},
+            {"name": "udp", "protocol": "UDP", "port": PORT, "targetPort": TARGET},
+        ])
+    }
+
     /// A Service of this case's Pods, its `spec` changed.
     ///
     /// # Errors
@@ -385,16 +404,53 @@ impl<'c> Stage<'c> {
         Ok(path)
     }
 
+    /// A Service's slices in the API server.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    pub fn slices(&self, service: &StageService) -> Result<Vec<Value>> {
+        self.cluster.api().items(&service.slices_path())
+    }
+
+    /// Waits until the API server has exactly these ready endpoints, and every agent what the API server has.
+    ///
+    /// # Errors
+    /// What there is instead.
+    pub fn have(&self, service: &StageService, pods: &[&StagePod]) -> Result<()> {
+        self.wait_endpoints(service, pods)?;
+        self.cluster.settle()
+    }
+
+    /// Waits until a node's agent has counted exactly so many connections and flows to a Service.
+    ///
+    /// # Errors
+    /// How many it has counted instead.
+    pub fn wait_connects(&self, node: u8, service: &StageService, wanted: u64) -> Result<()> {
+        until("connections counted", || {
+            let found = self.connects(node, service)?;
+            ensure!(found == wanted, "{found} connections are counted, and not {wanted}");
+            Ok(())
+        })
+        .with_context(|| format!("node {node}, Service {}", service.name))
+    }
+
+    /// Connections and flows to a Service that a node's agent has counted.
+    ///
+    /// # Errors
+    /// Where it does not answer or does not know the Service.
+    pub fn connects(&self, node: u8, service: &StageService) -> Result<u64> {
+        let view = self.cluster.node(node).ask(|agent| agent.service(&service.name))?;
+        Ok(view.connects)
+    }
+
     /// Waits until the API server's slices of a Service have exactly these ready endpoints, by Pod name.
     ///
     /// # Errors
     /// What they have instead.
     pub fn wait_endpoints(&self, service: &StageService, pods: &[&StagePod]) -> Result<()> {
         let wanted: BTreeSet<&str> = pods.iter().map(|pod| &*pod.name).collect();
-        let label = format!("labelSelector=kubernetes.io%2Fservice-name%3D{}", service.name);
-        let path = format!("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?{label}");
         until("the endpoint controller", || {
-            let slices = self.cluster.api().items(&path)?;
+            let slices = self.slices(service)?;
             for family in self.families() {
                 let of_family = slices
                     .iter()
@@ -415,10 +471,8 @@ impl<'c> Stage<'c> {
     /// # Errors
     /// What they have instead.
     pub fn wait_conditions(&self, service: &StageService, pod: &StagePod, wanted: Conditions) -> Result<()> {
-        let label = format!("labelSelector=kubernetes.io%2Fservice-name%3D{}", service.name);
-        let path = format!("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?{label}");
         until("the endpoint controller", || {
-            let slices = self.cluster.api().items(&path)?;
+            let slices = self.slices(service)?;
             for family in self.families() {
                 let found: Vec<Conditions> = slices
                     .iter()
@@ -437,53 +491,12 @@ impl<'c> Stage<'c> {
         })
     }
 
-    /// Waits until dialling an address meets exactly these Pods, and each of them; a wrong one in the end is an error.
-    ///
-    /// # Errors
-    /// Whom it met instead, or how it failed.
-    pub fn meets(&self, from: &From<'_>, target: SocketAddr, pods: &[&StagePod]) -> Result<()> {
-        let wanted: BTreeSet<&str> = pods.iter().map(|pod| &*pod.name).collect();
-        until("dialling to meet the right pods", || {
-            let met = self.dial_many(from, target, ENOUGH.min(8 * wanted.len()).max(4))?;
-            let names: BTreeSet<&str> = met.iter().map(|met| &*met.name).collect();
-            ensure!(names == wanted, "{target} meets {names:?} and not {wanted:?}");
-            Ok(())
-        })
-        .with_context(|| format!("from {from}"))
-    }
-
-    /// Waits until dialling an address fails as given, several times in a row.
-    ///
-    /// # Errors
-    /// What happens instead.
-    pub fn fails(&self, from: &From<'_>, target: SocketAddr, how: Failure) -> Result<()> {
-        until("dialling to fail", || {
-            for _ in 0..3 {
-                let met = self.dial(from, target)?;
-                ensure!(
-                    met.as_ref().err() == Some(&how),
-                    "{target} is to be {how}, and is {met:?}"
-                );
-            }
-            Ok(())
-        })
-        .with_context(|| format!("from {from}"))
-    }
-
     /// Dials so often, and says who answered.
     ///
     /// # Errors
     /// The first failure.
     pub fn dial_many(&self, from: &From<'_>, target: SocketAddr, count: usize) -> Result<Vec<Met>> {
-        self.through(from, |dialer| {
-            (0..count)
-                .map(|n| {
-                    dialer
-                        .dial(target)
-                        .with_context(|| format!("connection {} of {count} to {target}", n + 1))
-                })
-                .collect()
-        })?
+        self.through(from, |dialer| dialer.dial_many(target, count))?
     }
 
     /// Dials once.

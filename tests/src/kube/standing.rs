@@ -4,10 +4,11 @@ use anyhow::{Context, Result};
 use lb_user::lab::mounts::BpfFs;
 use serde_json::{Map, Value, json};
 
-use super::{Cluster, programs, report};
+use super::{Cluster, programs};
 use crate::{
+    command_line::say,
     interrupt,
-    standing::{Place, Standing, names, say},
+    standing::{Place, Standing, names},
 };
 
 pub use crate::standing::HOLD;
@@ -56,7 +57,7 @@ pub fn status() -> Result<()> {
 pub fn hold() -> Result<()> {
     interrupt::catch()?;
     let _mounts = BpfFs::enter_private()?;
-    let cluster = Cluster::new(&report::say)?;
+    let cluster = Cluster::new(&say)?;
     let kubeconfig = cluster.plane().kubeconfig().display().to_string();
     let path = programs::folder()
         .map(|folder| programs::search_path(&folder).to_string_lossy().into_owned())

@@ -156,6 +156,19 @@ impl<'n> Dialer<'n> {
         Ok(self.open(target)?.met)
     }
 
+    /// Opens so many connections, one after another, and closes each once it is known who is there.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn dial_many(&self, target: SocketAddr, count: usize) -> Result<Vec<Met>> {
+        (0..count)
+            .map(|n| {
+                self.dial(target)
+                    .with_context(|| format!("connection {} of {count} to {target}", n + 1))
+            })
+            .collect()
+    }
+
     /// Fetches a page over HTTP.
     ///
     /// # Errors
@@ -202,25 +215,12 @@ impl<'n> Dialer<'n> {
     /// # Errors
     /// The kernel's.
     pub fn datagrams(&self, target: SocketAddr) -> Result<Datagrams, Failure> {
-        let any: IpAddr = if target.is_ipv6() {
-            Ipv6Addr::UNSPECIFIED.into()
-        } else {
-            Ipv4Addr::UNSPECIFIED.into()
-        };
-        let source = self.source.unwrap_or(SocketAddr::new(any, 0));
-        let socket = self
-            .netns
-            .run(|| -> io::Result<_> {
-                let socket = UdpSocket::bind(source)?;
-                socket.connect(target)?;
-                Ok(socket)
-            })
-            .map_err(|_| Failure::Other(Errno::EPERM))??;
-        discover_path(&socket, target.ip(), false)?;
+        let datagrams = self.unconnected(target)?;
+        // The socket stays in its namespace, whoever connects it.
+        datagrams.socket.connect(target)?;
         Ok(Datagrams {
-            socket,
             target: None,
-            limit: self.limit(),
+            ..datagrams
         })
     }
 

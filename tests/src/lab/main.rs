@@ -1,13 +1,16 @@
 //! The command line of the lab: `evenkeel-lab up|exec|down|run|soak`.
 
-use std::{fs, io::Write as _, path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 use lb_user::lab::mounts::BpfFs;
 
 use super::{report, soak, standing};
-use crate::interrupt;
+use crate::{command_line, interrupt};
 
 /// A cluster of three nodes in network namespaces
 #[derive(Debug, Parser)]
@@ -55,13 +58,7 @@ enum Verb {
 
 /// Does what the command line says.
 pub fn main() -> ExitCode {
-    match run(Args::parse().verb) {
-        Ok(code) => code,
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "evenkeel-lab: {error:#}");
-            ExitCode::from(2)
-        }
-    }
+    command_line::end("evenkeel-lab", run(Args::parse().verb))
 }
 
 fn run(verb: Verb) -> Result<ExitCode> {
@@ -73,22 +70,19 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Exec { place, command } => standing::STANDING.exec(&place, &command)?,
         Verb::Down => standing::STANDING.down()?,
         Verb::Hold => standing::hold()?,
-        Verb::Run { json, rows } => return conclude(json, || report::run(&rows)),
-        Verb::Soak { options, json } => return conclude(json, || soak::run(&options)),
+        Verb::Run { json, rows } => return conclude(json.as_deref(), || report::run(&rows)),
+        Verb::Soak { options, json } => return conclude(json.as_deref(), || soak::run(&options)),
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Lets outcomes come about, and tells them.
-fn conclude(json: Option<PathBuf>, work: impl FnOnce() -> Result<Vec<report::Outcome>>) -> Result<ExitCode> {
+fn conclude(json: Option<&Path>, work: impl FnOnce() -> Result<Vec<report::Outcome>>) -> Result<ExitCode> {
     interrupt::catch()?;
     let _mounts = BpfFs::enter_private()?;
     let outcomes = work()?;
-    if let Some(file) = json {
-        let text = serde_json::to_string_pretty(&report::to_json(&outcomes))?;
-        fs::write(&file, text + "\n").with_context(|| format!("write {}", file.display()))?;
-    }
-    let _ = writeln!(std::io::stdout(), "\n{}", report::to_text(&outcomes));
+    command_line::write_json(json, &report::to_json(&outcomes))?;
+    command_line::say(&format!("\n{}", report::to_text(&outcomes)));
     let failed = outcomes.iter().any(|outcome| outcome.result.is_err());
     Ok(ExitCode::from(u8::from(failed)))
 }

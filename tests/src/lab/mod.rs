@@ -280,17 +280,7 @@ impl Lab {
 
     /// What the agents have said, node by node: the last lines of each.
     pub fn logs(&self, lines: usize) -> String {
-        let mut all = String::new();
-        for node in &self.nodes {
-            let log = node.log();
-            let from = log.lines().count().saturating_sub(lines);
-            all.extend(["--- ", &node.name(), ":\n"]);
-            for line in log.lines().skip(from) {
-                all.push_str(line);
-                all.push('\n');
-            }
-        }
-        all
+        node::logs(&self.nodes, lines)
     }
 
     fn next_revision(&self) -> u16 {

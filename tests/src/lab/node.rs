@@ -291,3 +291,18 @@ impl Drop for LabNode {
 pub fn name(number: u8) -> String {
     format!("node-{number}")
 }
+
+/// What the agents of nodes have said, node by node: the last lines of each.
+pub fn logs<'n>(nodes: impl IntoIterator<Item = &'n LabNode>, lines: usize) -> String {
+    let mut all = String::new();
+    for node in nodes {
+        let log = node.log();
+        let from = log.lines().count().saturating_sub(lines);
+        all.extend(["--- ", &node.name(), ":\n"]);
+        for line in log.lines().skip(from) {
+            all.push_str(line);
+            all.push('\n');
+        }
+    }
+    all
+}

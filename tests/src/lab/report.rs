@@ -2,18 +2,13 @@
 //!
 //! One result a row and family: a row passes where all its cases do.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
-    io::{self, Write as _},
-    time::Instant,
-};
+use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::{Lab, cases, plan::Family};
-use crate::interrupt;
+use crate::{command_line::say, interrupt};
 
 /// How one case went in one family.
 #[derive(Clone, Debug)]
@@ -160,12 +155,6 @@ fn summed(outcomes: &[Outcome]) -> BTreeMap<(usize, Family), Entry> {
         let _ = write!(entry.detail, "{}: {word}", outcome.name.replace('_', " "));
     }
     entries
-}
-
-/// Writes a line of progress.
-pub(super) fn say(line: &str) {
-    // Nobody to read it is no reason to stop.
-    let _ = writeln!(io::stdout(), "{line}");
 }
 
 #[cfg(test)]

@@ -24,10 +24,10 @@ use super::{
     node::Sizes,
     plan::{self, Family},
     pod::Pod,
-    report::{Outcome, say},
+    report::Outcome,
     service::Service,
 };
-use crate::{agent::Agent, interrupt};
+use crate::{agent::Agent, command_line::say, interrupt};
 
 /// The port of the servers that close first.
 const GREETING: u16 = 8_090;

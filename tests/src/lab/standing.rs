@@ -6,8 +6,9 @@ use serde_json::{Map, Value, json};
 
 use super::Lab;
 use crate::{
+    command_line::say,
     interrupt,
-    standing::{Place, Standing, names, say},
+    standing::{Place, Standing, names},
 };
 
 pub use crate::standing::HOLD;

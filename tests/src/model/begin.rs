@@ -136,7 +136,7 @@ impl Model {
             } else {
                 None
             };
-            let by_hash = || select::pick(&self.rules, word, header, hash).map(|pick| pick.backend);
+            let by_hash = || select::pick(&*self.rules, word, header, hash).map(|pick| pick.backend);
             let Some(chosen) = remembered.or_else(by_hash) else {
                 return Choice::Nobody;
             };

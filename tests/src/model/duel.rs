@@ -3,7 +3,7 @@
 //! Times are judged, not foretold: what the programs note must be a time of the step, and the model takes it over. Nothing else
 //! is ever taken over.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use anyhow::Result;
 use lb_common::{
@@ -88,7 +88,7 @@ impl Duel {
 
     /// Changes what the maps say of Services.
     pub fn change(&mut self, change: impl FnOnce(&mut Rules)) -> Result<()> {
-        change(&mut self.model.rules);
+        change(Arc::make_mut(&mut self.model.rules));
         self.plane.write(&self.model.rules)
     }
 

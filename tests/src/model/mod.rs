@@ -19,6 +19,7 @@ mod town;
 use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use lb_common::{
@@ -91,8 +92,8 @@ pub struct Outcome {
 /// The packet path.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
-    /// What the maps say of Services.
-    pub rules: Rules,
+    /// What the maps say of Services; copies of the path share it.
+    pub rules: Arc<Rules>,
     /// What is said of the node.
     pub settings: Settings,
     /// The flow table's slots.

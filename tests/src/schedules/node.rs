@@ -14,14 +14,13 @@ use lb_user::{
     reconcile::Reconciler,
     source::{
         Running,
-        convert::{Converter, Names},
         kube::{Options, start},
     },
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{meaning::Meaning, step::NODE};
-use crate::apiserver::{ApiServer, Resource};
+use crate::apiserver::ApiServer;
 
 /// Room for everything, and for what waits for its grace.
 const ROOM: Capacity = Capacity {
@@ -61,27 +60,13 @@ fn host_addresses() -> NodeAddresses {
 
 /// Everything that an agent on this node would be told of the server's objects.
 fn told(server: &ApiServer) -> Vec<Update> {
-    let mut names = Names::default();
-    let mut converter = Converter {
-        origin: names.share("API server"),
-        names: &mut names,
-    };
-    let mut updates = Vec::new();
-    for resource in Resource::ALL {
-        for object in server.objects(resource) {
-            let converted = match resource {
-                Resource::Services => converter.service(&serde_json::from_value(object).expect("a Service")),
-                Resource::Slices => converter.slice(&serde_json::from_value(object).expect("a slice")),
-                Resource::Nodes => converter.node(&serde_json::from_value(object).expect("a Node")),
-                Resource::Pods => converter.pod(&serde_json::from_value(object).expect("a Pod")),
-                // Agents do not ask for them.
-                Resource::ServiceCidrs => continue,
-            };
-            // The source asks for this node's own Node alone.
-            let other = |object: &Object| matches!(object, Object::Node(node) if *node.name != *NODE);
-            updates.extend(converted.object.filter(|object| !other(object)).map(Update::Apply));
-        }
-    }
+    // The source asks for this node's own Node alone.
+    let other = |object: &Object| matches!(object, Object::Node(node) if *node.name != *NODE);
+    let converted = server.converted().into_iter();
+    let objects = converted
+        .filter_map(|converted| converted.object)
+        .filter(|object| !other(object));
+    let mut updates: Vec<Update> = objects.map(Update::Apply).collect();
     updates.extend([Kind::Service, Kind::Slice, Kind::Node].map(Update::Synced));
     updates.push(Update::Addresses(host_addresses()));
     updates

@@ -199,7 +199,7 @@ fn fault(dice: &mut Dice) -> Fault {
 }
 
 fn resource(dice: &mut Dice) -> Resource {
-    Resource::ALL[dice.roll(4) as usize]
+    Resource::FOLLOWED[dice.roll(4) as usize]
 }
 
 impl Step {

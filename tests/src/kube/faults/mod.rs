@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use self::field::Field;
 pub use self::schedule::{Change, Fault, Schedule};
-use super::{Cluster, report::say};
-use crate::interrupt;
+use super::Cluster;
+use crate::{command_line::say, interrupt};
 
 /// How soon after the end of a fault all agents must be up to date.
 pub const CONVERGENCE: Duration = Duration::from_secs(1);

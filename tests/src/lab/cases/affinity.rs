@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{Case, meet};
+use super::Case;
 use crate::{
     lab::{
         Lab,
@@ -39,7 +39,8 @@ fn sticks(lab: &Lab, family: Family) -> Result<String> {
     service.apply(&endpoints)?;
     let client = lab.outside();
     let one_of = |count| -> Result<String> {
-        let names: BTreeSet<_> = meet(&client, service.routed(), count)?
+        let names: BTreeSet<_> = client
+            .dial_many(service.routed(), count)?
             .into_iter()
             .map(|met| met.name)
             .collect();
@@ -64,7 +65,8 @@ fn sticks(lab: &Lab, family: Family) -> Result<String> {
         .with("sessionAffinity", "None")
         .with("sessionAffinityConfig", json!(null));
     free.apply(&endpoints)?;
-    let names: BTreeSet<_> = meet(&client, free.routed(), scaled(20, 12))?
+    let names: BTreeSet<_> = client
+        .dial_many(free.routed(), scaled(20, 12))?
         .into_iter()
         .map(|met| met.name)
         .collect();
@@ -80,19 +82,19 @@ fn ends(lab: &Lab, family: Family) -> Result<String> {
     let first = client.dial(service.routed())?.name;
     let (kept, other) = if first == a.name { (a, b) } else { (b, a) };
     service.apply(&[kept.unready(family), other.ready(family)])?;
-    for met in meet(&client, service.routed(), 6)? {
+    for met in client.dial_many(service.routed(), 6)? {
         ensure!(met.name == other.name, "a pod that is not ready was met: {met:?}");
     }
     // What it has now is what it keeps.
     service.apply(&[kept.ready(family), other.ready(family)])?;
-    for met in meet(&client, service.routed(), 6)? {
+    for met in client.dial_many(service.routed(), 6)? {
         ensure!(
             met.name == other.name,
             "the affinity that was begun does not hold: {met:?}"
         );
     }
     service.apply(&[kept.ready(family), other.draining(family)])?;
-    for met in meet(&client, service.routed(), 6)? {
+    for met in client.dial_many(service.routed(), 6)? {
         ensure!(met.name == kept.name, "a terminating pod was met: {met:?}");
     }
     service.wait_connects(1, 19)?;

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use lb_common::flow::sent;
 
-use super::{Case, meet};
+use super::Case;
 use crate::{
     agent::until,
     lab::{
@@ -43,7 +43,7 @@ fn left_alone(lab: &Lab, family: Family) -> Result<String> {
             talk.transfer(50_000, || Ok(()))
                 .with_context(|| format!("{what}: {:?}", talk.met))?;
         }
-        for met in meet(&lab.outside(), service.routed(), 6)? {
+        for met in lab.outside().dial_many(service.routed(), 6)? {
             ensure!(met.name == other.name, "{what}: a new connection went to {met:?}");
         }
     }
@@ -85,7 +85,7 @@ fn no_syn(lab: &Lab, family: Family) -> Result<String> {
             talk.have_closed()?;
         }
     }
-    meet(&lab.outside(), service.routed(), scaled(30, 10))?;
+    lab.outside().dial_many(service.routed(), scaled(30, 10))?;
     ensure!(leaving.accepted() == accepted, "the terminating pod got connections");
     // Where it is the only one left, it serves.
     service.apply(&[leaving.draining(family)])?;

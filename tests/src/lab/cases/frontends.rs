@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
-use super::{Case, meet, refused_quickly, unserved};
+use super::{Case, refused_quickly, unserved};
 use crate::{
     lab::{
         Lab,
@@ -37,7 +37,7 @@ fn node_ports(lab: &Lab, family: Family) -> Result<String> {
     for node in 1..=plan::NODES {
         let begun = lab.node(node).counted("new_flow")?;
         let target = service.node_port(node);
-        let mut met = meet(&lab.outside(), target, each)?;
+        let mut met = lab.outside().dial_many(target, each)?;
         for _ in 0..each {
             met.push(lab.outside().ask(target).with_context(|| format!("ask {target}"))?);
         }
@@ -80,7 +80,7 @@ fn load_balancer(lab: &Lab, family: Family) -> Result<String> {
     let service = lab.service(family).load_balancer("VIP");
     service.apply(&[lab.pod(1, 1).ready(family), lab.pod(2, 1).ready(family)])?;
     let each = scaled(16, 8);
-    let met = meet(&lab.outside(), service.routed(), each)?;
+    let met = lab.outside().dial_many(service.routed(), each)?;
     for pod in [lab.pod(1, 1), lab.pod(2, 1)] {
         ensure!(
             met.iter().any(|met| met.name == pod.name),
@@ -107,7 +107,7 @@ fn several_nodes(lab: &Lab, family: Family) -> Result<String> {
     service.route_to(&[1, 2, 3])?;
     service.apply(&[lab.pod(1, 1).ready(family), lab.pod(2, 1).ready(family)])?;
     let each = scaled(40, 24);
-    meet(&lab.outside(), service.routed(), each)?;
+    lab.outside().dial_many(service.routed(), each)?;
     let mut counts = Vec::new();
     for node in 1..=plan::NODES {
         counts.push(service.connects(node)?);
@@ -156,7 +156,7 @@ fn external_ips(lab: &Lab, family: Family) -> Result<String> {
     service.spec["externalIPs"] = json!([service.routed_ip()]);
     service.apply(&[lab.pod(1, 1).ready(family), lab.pod(2, 1).ready(family)])?;
     let each = scaled(6, 4);
-    meet(&lab.outside(), service.routed(), each)?;
+    lab.outside().dial_many(service.routed(), each)?;
     lab.outside().ask(service.routed())?;
     service.wait_connects(1, each as u64 + 1)?;
     lab.node(1).restart_with(&["--external-ips", "false"])?;

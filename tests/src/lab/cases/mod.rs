@@ -23,13 +23,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::{
     Lab,
     dial::{Dialer, Failure, silence},
     plan::Family,
-    serve::Met,
 };
 use crate::runner::in_guest;
 
@@ -106,17 +105,6 @@ pub fn all() -> Vec<Case> {
         observer::CASES,
     ]
     .concat()
-}
-
-/// Who answers a number of connections, one after another.
-fn meet(dialer: &Dialer<'_>, target: SocketAddr, count: usize) -> Result<Vec<Met>> {
-    (0..count)
-        .map(|n| {
-            dialer
-                .dial(target)
-                .with_context(|| format!("connection {} of {count} to {target}", n + 1))
-        })
-        .collect()
 }
 
 /// Nobody must serve an address: silence, or a word that it cannot be reached.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Case, meet, refused_quickly};
+use super::{Case, refused_quickly};
 use crate::{
     lab::{
         Lab,
@@ -45,7 +45,7 @@ fn external_local(lab: &Lab, family: Family) -> Result<String> {
     let each = scaled(10, 5);
     service.route_to(&[2])?;
     for target in [service.routed(), service.node_port(2)] {
-        for met in meet(&client, target, each)? {
+        for met in client.dial_many(target, each)? {
             ensure!(met.peer.ip() == plan::client(family, 1), "{met:?}");
         }
         client.ask(target)?;

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use lb_common::flow::flag;
 
-use super::{Case, meet, unserved};
+use super::{Case, unserved};
 use crate::{
     agent::until,
     lab::{
@@ -70,11 +70,11 @@ fn draining(lab: &Lab, family: Family) -> Result<String> {
     lab.node(1).start()?;
     talk.say("still here")
         .context("the connection of the terminating pod")?;
-    for met in meet(&lab.outside(), service.node_port(1), scaled(12, 6))? {
+    for met in lab.outside().dial_many(service.node_port(1), scaled(12, 6))? {
         ensure!(met.name == staying.name, "{met:?}");
     }
     service.apply(&[leaving.ready(family), staying.ready(family)])?;
-    let met = meet(&lab.outside(), service.node_port(1), scaled(30, 16))?;
+    let met = lab.outside().dial_many(service.node_port(1), scaled(30, 16))?;
     ensure!(
         met.iter().any(|met| met.name == leaving.name),
         "a pod that came back gets nothing"

@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Case, meet};
+use super::Case;
 use crate::lab::{
     Lab,
     dial::{Dialer, Failure, patience},
@@ -59,7 +59,7 @@ fn host_network(lab: &Lab, family: Family) -> Result<String> {
     let service = lab.service(family);
     service.apply(&[lab.host_pod().ready(family)])?;
     for (node, source) in [(3, plan::client(family, 1)), (1, plan::node(family, 1))] {
-        for met in meet(&lab.outside(), service.node_port(node), 4)? {
+        for met in lab.outside().dial_many(service.node_port(node), 4)? {
             ensure!(met.name == "host-3" && met.peer.ip() == source, "{met:?}");
         }
         let asked = lab.outside().ask(service.node_port(node))?;

@@ -5,7 +5,7 @@ use std::{cell::Cell, collections::BTreeSet};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Case, Stage, has, in_families, node_ports};
+use super::{Case, Stage, in_families, node_ports};
 use crate::{
     kube::stage::{From, StagePod, StageService},
     lab::plan::{self, Family},
@@ -74,7 +74,7 @@ impl<'s> Dialled<'s> {
 
     fn settle(&self) -> Result<()> {
         let all: Vec<&StagePod> = self.pods.iter().collect();
-        has(self.stage, &self.service, &all)
+        self.stage.have(&self.service, &all)
     }
 
     fn change(&mut self, affinity: &Value) -> Result<()> {
@@ -158,7 +158,7 @@ fn holds(stage: &Stage<'_>, kind: Kind) -> Result<String> {
         for pod in &gone {
             stage.set_ready(pod, false)?;
         }
-        has(stage, &dialled.service, &others)?;
+        stage.have(&dialled.service, &others)?;
         let next = dialled.one(*family, MANY / 2)?;
         ensure!(
             next.iter().all(|name| !first.contains(name)),

@@ -4,8 +4,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::{
-    Case, Stage, asks, both, clusters, connects, counted, delete, has, in_families, node_ports, refused, served, tried,
-    unserved,
+    Case, Stage, asks, both, clusters, connects, delete, in_families, node_ports, refused, served, tried, unserved,
 };
 use crate::{
     kube::stage::{From, PORT, StagePod},
@@ -26,7 +25,7 @@ fn basic(stage: &Stage<'_>) -> Result<String> {
     let service = stage.service(both)?;
     let client = stage.client(1)?;
     let check = |pods: &[&StagePod]| -> Result<()> {
-        has(stage, &service, pods)?;
+        stage.have(&service, pods)?;
         for family in stage.families() {
             for from in [From::Pod(&client), From::Node(3)] {
                 let target = service.cluster(*family)?;
@@ -75,7 +74,7 @@ fn multiport(stage: &Stage<'_>) -> Result<String> {
     let client = stage.client(3)?;
     let check = |firsts: &[&StagePod], seconds: &[&StagePod]| -> Result<()> {
         let all: Vec<&StagePod> = firsts.iter().chain(seconds).copied().collect();
-        has(stage, &service, &all)?;
+        stage.have(&service, &all)?;
         for family in stage.families() {
             let ip = service.cluster(*family)?.ip();
             for (number, target, pods) in [(80, TARGET, firsts), (81, TARGET_SECOND, seconds)] {
@@ -135,7 +134,7 @@ fn protocols(stage: &Stage<'_>) -> Result<String> {
             ports.push(udp.clone());
         }
         stage.change(&mut service, &json!({"ports": ports}))?;
-        has(stage, &service, &[&pod])?;
+        stage.have(&service, &[&pod])?;
         let outside: Result<Vec<_>> = (stage.families().iter())
             .map(|family| service.node_port(*family, 3))
             .collect();
@@ -161,7 +160,7 @@ fn node_port(stage: &Stage<'_>) -> Result<String> {
     let service = stage.service(node_ports)?;
     let (one, two) = (stage.pod(1)?, stage.pod(2)?);
     let client = stage.client(3)?;
-    has(stage, &service, &[&one, &two])?;
+    stage.have(&service, &[&one, &two])?;
     let mut dialled = [0_u64; plan::NODES as usize + 1];
     for family in stage.families() {
         for node in 1..=plan::NODES {
@@ -186,7 +185,7 @@ fn node_port(stage: &Stage<'_>) -> Result<String> {
         }
     }
     for node in 1..=plan::NODES {
-        counted(stage, node, &service, dialled[usize::from(node)])?;
+        stage.wait_connects(node, &service, dialled[usize::from(node)])?;
     }
     let closed = service.node_port(stage.families()[0], 1)?;
     delete(stage, &service)?;

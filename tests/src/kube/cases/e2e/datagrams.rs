@@ -6,7 +6,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{Case, Stage, has, host_client, in_families, node_ports};
+use super::{Case, Stage, host_client, in_families, node_ports};
 use crate::{
     agent::until,
     kube::{
@@ -147,13 +147,13 @@ impl<'s> Client<'s> {
 fn cycles(stage: &Stage<'_>, kind: Kind) -> Result<String> {
     let service = stage.service(node_ports)?;
     let mut current = stage.pod(1)?;
-    has(stage, &service, &[&current])?;
+    stage.have(&service, &[&current])?;
     let client = Client::new(stage, kind, &service)?;
     client.meets(&current)?;
     let chosen_anew = stage.cluster.node(1).counted("reresolved")?;
     for (turn, node) in [2, 1, 3].into_iter().enumerate() {
         let next = stage.pod(node)?;
-        has(stage, &service, &[&current, &next])?;
+        stage.have(&service, &[&current, &next])?;
         let met = client.send()?;
         for met in &met {
             ensure!(met.is_ok(), "while both are there: {met:?}");
@@ -176,7 +176,7 @@ fn cycles(stage: &Stage<'_>, kind: Kind) -> Result<String> {
             }
             Ok(())
         })?;
-        has(stage, &service, &[&next])?;
+        stage.have(&service, &[&next])?;
         client.meets(&next)?;
         current = next;
     }
@@ -216,16 +216,16 @@ fn becomes_ready(stage: &Stage<'_>, kind: Kind) -> Result<String> {
         }
         Ok(())
     })?;
-    has(stage, &service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     client.meets(&pod)?;
     // And once more on the same sockets.
     stage.set_ready(&pod, false)?;
-    has(stage, &service, &[])?;
+    stage.have(&service, &[])?;
     for met in client.send()? {
         ensure!(met == Err(Failure::Refused), "when none is ready any more: {met:?}");
     }
     stage.set_ready(&pod, true)?;
-    has(stage, &service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     client.meets(&pod)?;
     if let (Kind::HostNetwork, Some(pod)) = (kind, &client.pod) {
         stage.end(pod)?;

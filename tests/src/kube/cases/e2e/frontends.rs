@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::{
-    Case, Stage, both, clusters, delete, has, held_nowhere, in_families, load_balancer, node_ports, refused, relabel,
+    Case, Stage, both, clusters, delete, held_nowhere, in_families, load_balancer, node_ports, refused, relabel,
     routed, served, unserved,
 };
 use crate::{
@@ -33,7 +33,7 @@ fn external_ip(stage: &Stage<'_>) -> Result<String> {
     })?;
     let (one, two) = (stage.pod(1)?, stage.pod(2)?);
     let client = stage.client(3)?;
-    has(stage, &service, &[&one, &two])?;
+    stage.have(&service, &[&one, &two])?;
     for address in &addresses {
         let target = plan::at(*address, PORT);
         for from in [From::Pod(&client), From::Node(2), From::Outside] {
@@ -74,7 +74,7 @@ fn published(stage: &Stage<'_>) -> Result<String> {
     stage.wait_endpoints(&service, &[&pod])?;
     reached(&service)?;
     stage.change(&mut service, &json!({"publishNotReadyAddresses": false}))?;
-    has(stage, &service, &[])?;
+    stage.have(&service, &[])?;
     for family in stage.families() {
         refused(stage, &From::Pod(&client), service.cluster(*family)?)?;
         refused(stage, &From::Outside, service.node_port(*family, 3)?)?;
@@ -116,7 +116,7 @@ fn unpublished(stage: &Stage<'_>) -> Result<String> {
             refused(stage, &From::Outside, service.node_port(*family, 1)?)?;
         }
         stage.set_ready(&pod, true)?;
-        has(stage, &service, &[&pod])?;
+        stage.have(&service, &[&pod])?;
         for family in stage.families() {
             served(stage, &From::Pod(&client), service.cluster(*family)?, &[&pod])?;
             served(stage, &From::Outside, service.node_port(*family, 1)?, &[&pod])?;
@@ -157,8 +157,8 @@ fn withheld(stage: &Stage<'_>, label: &str, value: &str) -> Result<()> {
     let live = stage.named_service("live", spec(PORT), &json!({}))?;
     let born = stage.named_service("born", spec(PORT), &json!({"labels": {label: value}}))?;
     // The headless label is a word for the controllers too, which give that Service's endpoints all the same.
-    has(stage, &live, &[&pod])?;
-    has(stage, &born, &[&pod])?;
+    stage.have(&live, &[&pod])?;
+    stage.have(&born, &[&pod])?;
     up(&live)?;
     down(&born)?;
     relabel(stage, &live, &json!({label: value}))?;
@@ -200,7 +200,7 @@ fn refuses(stage: &Stage<'_>, policy: &str) -> Result<()> {
     })?;
     stage.give_address(&mut service, routed(stage.families()[0], 203), "VIP")?;
     let client = stage.client(2)?;
-    has(stage, &service, &[])?;
+    stage.have(&service, &[])?;
     let check = || -> Result<()> {
         for (family, external) in stage.families().iter().zip(&addresses) {
             let (cluster, node) = (service.cluster(*family)?, service.node_port(*family, 1)?);
@@ -221,14 +221,14 @@ fn refuses(stage: &Stage<'_>, policy: &str) -> Result<()> {
     check()?;
     // Served once, and refused again when the pod is gone.
     let pod = stage.pod(1)?;
-    has(stage, &service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     let inside = From::Node(1);
     for family in stage.families() {
         served(stage, &inside, service.cluster(*family)?, &[&pod])?;
         served(stage, &From::Outside, service.node_port(*family, 1)?, &[&pod])?;
     }
     stage.end(&pod)?;
-    has(stage, &service, &[])?;
+    stage.have(&service, &[])?;
     check()
 }
 
@@ -252,11 +252,11 @@ fn evicted(stage: &Stage<'_>) -> Result<String> {
     let service = stage.service(node_ports)?;
     let pod = stage.pod(1)?;
     let client = stage.client(2)?;
-    has(stage, &service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     let path = format!("/api/v1/namespaces/default/pods/{}/status", pod.name);
     let failed = json!({"status": {"phase": "Failed", "reason": "Evicted", "message": "the node was low on memory"}});
     stage.cluster.api().patch(&path, &failed)?;
-    has(stage, &service, &[])?;
+    stage.have(&service, &[])?;
     for family in stage.families() {
         refused(stage, &From::Pod(&client), service.cluster(*family)?)?;
         refused(stage, &From::Outside, service.node_port(*family, 2)?)?;

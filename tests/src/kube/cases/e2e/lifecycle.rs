@@ -3,9 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{
-    Case, Stage, both, clusters, delete, has, held_nowhere, in_families, node_ports, refused, served, unserved,
-};
+use super::{Case, Stage, both, clusters, delete, held_nowhere, in_families, node_ports, refused, served, unserved};
 use crate::{
     agent::until,
     kube::stage::{From, StagePod, StageService},
@@ -43,7 +41,7 @@ fn up_and_down(stage: &Stage<'_>) -> Result<String> {
     };
     let up = |(service, pods): &(StageService, Vec<StagePod>)| -> Result<()> {
         let all: Vec<&StagePod> = pods.iter().collect();
-        has(stage, service, &all)?;
+        stage.have(service, &all)?;
         for family in stage.families() {
             for from in [From::Pod(&client), From::Node(2)] {
                 served(stage, &from, service.cluster(*family)?, &all)?;
@@ -74,7 +72,7 @@ fn up_and_down(stage: &Stage<'_>) -> Result<String> {
     for pod in &second.1 {
         stage.end(pod)?;
     }
-    has(stage, &second.0, &[])?;
+    stage.have(&second.0, &[])?;
     for family in stage.families() {
         refused(stage, &From::Pod(&client), second.0.cluster(*family)?)?;
     }
@@ -87,11 +85,9 @@ fn up_and_down(stage: &Stage<'_>) -> Result<String> {
 
 /// Waits until all slices of a Service belong to it as it is now, not to one of the same name before.
 fn wait_for_own_slices(stage: &Stage<'_>, service: &StageService, pods: &[&StagePod]) -> Result<()> {
-    let label = format!("labelSelector=kubernetes.io%2Fservice-name%3D{}", service.name);
-    let path = format!("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?{label}");
     let own = &service.object["metadata"]["uid"];
     until("slices of the new Service alone", || {
-        let slices = stage.cluster.api().items(&path)?;
+        let slices = stage.slices(service)?;
         for slice in &slices {
             let owner = &slice["metadata"]["ownerReferences"][0]["uid"];
             ensure!(owner == own, "a slice is {owner}'s and not {own}'s");
@@ -103,7 +99,7 @@ fn wait_for_own_slices(stage: &Stage<'_>, service: &StageService, pods: &[&Stage
         );
         Ok(())
     })?;
-    has(stage, service, pods)
+    stage.have(service, pods)
 }
 
 /// The same addresses and ports, to be asked for again.
@@ -126,7 +122,7 @@ fn recreated(stage: &Stage<'_>) -> Result<String> {
     let (one, two) = (member(stage, "a", 1)?, member(stage, "a", 2)?);
     let client = stage.client(3)?;
     let first = stage.named_service("s", spec_of(stage, "a", node_ports), &json!({}))?;
-    has(stage, &first, &[&one, &two])?;
+    stage.have(&first, &[&one, &two])?;
     all_serve(stage, &first, &client, &[&one, &two])?;
     delete(stage, &first)?;
     held_nowhere(stage, &first)?;
@@ -150,7 +146,7 @@ fn replaced(stage: &Stage<'_>) -> Result<String> {
     let (one, two) = (member(stage, "a", 1)?, member(stage, "b", 2)?);
     let client = stage.client(3)?;
     let mut service = stage.named_service("s", spec_of(stage, "a", node_ports), &json!({}))?;
-    has(stage, &service, &[&one])?;
+    stage.have(&service, &[&one])?;
     all_serve(stage, &service, &client, &[&one])?;
     for (group, pod) in [("b", &two), ("a", &one), ("b", &two)] {
         // No agent is waited for in between: it may see one change or both at once.

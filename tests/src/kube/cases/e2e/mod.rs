@@ -15,11 +15,10 @@ use serde_json::{Value, json};
 
 use super::{Case, Stage};
 use crate::{
-    agent::until,
-    kube::stage::{From, PORT, StagePod, StageService},
+    kube::stage::{From, StagePod, StageService},
     lab::{
         dial::{Failure, silence},
-        plan::{self, Family, TARGET},
+        plan::{self, Family},
         serve::Met,
     },
 };
@@ -52,17 +51,9 @@ pub fn all() -> Vec<Case> {
     .concat()
 }
 
-/// The ports of a Service: TCP and UDP, one number.
-fn both_ports() -> Value {
-    json!([
-        {"name": "tcp", "protocol": "TCP", "port": PORT, "targetPort": TARGET},
-        {"name": "udp", "protocol": "UDP", "port": PORT, "targetPort": TARGET},
-    ])
-}
-
 /// Has a Service serve TCP and UDP.
 fn both(spec: &mut Value) {
-    spec["ports"] = both_ports();
+    spec["ports"] = Stage::both_ports();
 }
 
 /// Has a Service serve TCP and UDP, at node ports too.
@@ -84,12 +75,6 @@ fn enough(pods: usize) -> usize {
         2 => 24,
         more => 14 * more + 4,
     }
-}
-
-/// Returns once the controllers have exactly these ready endpoints, and the agents have them in their kernels.
-fn has(stage: &Stage<'_>, service: &StageService, pods: &[&StagePod]) -> Result<()> {
-    stage.wait_endpoints(service, pods)?;
-    stage.cluster.settle()
 }
 
 /// Connections to an address must meet exactly these Pods, each of them, and at once; returns whom they met.
@@ -214,15 +199,6 @@ fn held_nowhere(stage: &Stage<'_>, service: &StageService) -> Result<()> {
         ensure!(found == 0, "node {node} serves {found} addresses of {}", service.name);
     }
     Ok(())
-}
-
-/// Waits until an agent has counted so many connections and flows to a Service, and no more.
-fn counted(stage: &Stage<'_>, node: u8, service: &StageService, wanted: u64) -> Result<()> {
-    until("connections counted", || {
-        let found = (stage.cluster.node(node)).ask(|agent| Ok(agent.service(&service.name)?.connects))?;
-        ensure!(found == wanted, "node {node} has counted {found}, and not {wanted}");
-        Ok(())
-    })
 }
 
 /// Deletes a Service, and returns when all agents know.

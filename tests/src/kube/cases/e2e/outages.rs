@@ -5,7 +5,7 @@ use std::{fs, net::SocketAddr};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{Case, Stage, asks, connects, has, in_families, node_ports, served};
+use super::{Case, Stage, asks, connects, in_families, node_ports, served};
 use crate::{
     agent::until,
     kube::{
@@ -51,19 +51,10 @@ impl<'s> Clients<'s> {
 
     /// How often the pod has dialled well, and how it failed.
     fn inside(&self) -> Result<(u64, Vec<String>)> {
-        let folder = self.stage.cluster.folder().join(format!("pods{}", self.pod.place.node));
-        let prefix = format!("{}-", self.pod.name);
-        for entry in fs::read_dir(&folder)? {
-            let entry = entry?;
-            if !entry.file_name().to_string_lossy().starts_with(&prefix) {
-                continue;
-            }
-            let said = fs::read_to_string(entry.path())?;
-            let well = said.lines().filter(|line| line.starts_with(REACHED)).count() as u64;
-            let failed = said.lines().filter(|line| line.starts_with(MISSED));
-            return Ok((well, failed.map(str::to_owned).collect()));
-        }
-        anyhow::bail!("{} says nothing in {}", self.pod.name, folder.display())
+        let said = fs::read_to_string(&self.pod.place.log)?;
+        let well = said.lines().filter(|line| line.starts_with(REACHED)).count() as u64;
+        let failed = said.lines().filter(|line| line.starts_with(MISSED));
+        Ok((well, failed.map(str::to_owned).collect()))
     }
 
     /// Waits until each client has dialled some more, and none has failed.
@@ -97,7 +88,7 @@ impl<'s> Clients<'s> {
 fn proxy(stage: &Stage<'_>, killed: bool) -> Result<String> {
     let service = stage.service(node_ports)?;
     let (one, two) = (stage.pod(1)?, stage.pod(2)?);
-    has(stage, &service, &[&one, &two])?;
+    stage.have(&service, &[&one, &two])?;
     let (mut cluster, mut nodes) = (Vec::new(), Vec::new());
     for family in stage.families() {
         cluster.push(service.cluster(*family)?);
@@ -141,7 +132,7 @@ fn api_server(stage: &Stage<'_>) -> Result<String> {
     let before = stage.service(node_ports)?;
     let (one, two) = (stage.pod(1)?, stage.pod(2)?);
     let client = stage.client(3)?;
-    has(stage, &before, &[&one, &two])?;
+    stage.have(&before, &[&one, &two])?;
     let (mut cluster, mut nodes) = (Vec::new(), Vec::new());
     for family in stage.families() {
         cluster.push(before.cluster(*family)?);
@@ -165,8 +156,8 @@ fn api_server(stage: &Stage<'_>) -> Result<String> {
     node_ports(&mut spec);
     let after = stage.named_service("after", spec, &json!({}))?;
     let three = stage.pod(3)?;
-    has(stage, &after, &[&one, &two, &three])?;
-    has(stage, &before, &[&one, &two, &three])?;
+    stage.have(&after, &[&one, &two, &three])?;
+    stage.have(&before, &[&one, &two, &three])?;
     for service in [&before, &after] {
         for family in stage.families() {
             for (from, target) in [

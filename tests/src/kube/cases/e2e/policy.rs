@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::{Case, Stage, both, fail_at_once, has, host_client, host_pod, in_families, served};
+use super::{Case, Stage, both, fail_at_once, host_client, host_pod, in_families, served};
 use crate::{
     kube::stage::From,
     lab::{dial::Failure, plan},
@@ -46,7 +46,7 @@ fn local(stage: &Stage<'_>, clients: Network, servers: Network) -> Result<String
     };
     let (here, elsewhere) = (client(1)?, client(2)?);
     let (first, third) = (server(1)?, server(3)?);
-    has(stage, &service, &[&first, &third])?;
+    stage.have(&service, &[&first, &third])?;
     for family in stage.families() {
         let target = service.cluster(*family)?;
         for met in served(stage, &From::Pod(&here), target, &[&first])? {
@@ -68,7 +68,7 @@ fn local(stage: &Stage<'_>, clients: Network, servers: Network) -> Result<String
     stage.change(&mut service, &json!({"internalTrafficPolicy": "Local"}))?;
     // The endpoint elsewhere stays: still nobody here, and nobody is asked elsewhere.
     stage.end(&first)?;
-    has(stage, &service, &[&third])?;
+    stage.have(&service, &[&third])?;
     for family in stage.families() {
         let target = service.cluster(*family)?;
         fail_at_once(stage, &From::Pod(&here), target, Failure::Unreachable)?;

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::{Case, Stage, both, has, host_client, host_pod, in_families, node_ports, served};
+use super::{Case, Stage, both, host_client, host_pod, in_families, node_ports, served};
 use crate::{kube::stage::From, lab::plan};
 
 /// The cases.
@@ -17,7 +17,7 @@ fn preserve(stage: &Stage<'_>) -> Result<String> {
     let (one, two) = (stage.pod(1)?, stage.pod(2)?);
     let clients = [stage.client(1)?, stage.client(3)?];
     let host = host_client(stage, 3)?;
-    has(stage, &service, &[&one, &two])?;
+    stage.have(&service, &[&one, &two])?;
     for family in stage.families() {
         for client in clients.iter().chain([&host]) {
             for met in served(stage, &From::Pod(client), service.cluster(*family)?, &[&one, &two])? {
@@ -39,7 +39,7 @@ fn preserve(stage: &Stage<'_>) -> Result<String> {
 fn hairpin(stage: &Stage<'_>) -> Result<String> {
     let service = stage.service(node_ports)?;
     let pod = stage.pod(1)?;
-    has(stage, &service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     for family in stage.families() {
         for target in [service.cluster(*family)?, service.node_port(*family, 1)?] {
             for met in served(stage, &From::Pod(&pod), target, &[&pod])? {
@@ -49,7 +49,7 @@ fn hairpin(stage: &Stage<'_>) -> Result<String> {
     }
     // With another pod beside it, it meets itself as well as the other.
     let other = stage.pod(2)?;
-    has(stage, &service, &[&pod, &other])?;
+    stage.have(&service, &[&pod, &other])?;
     for family in stage.families() {
         for met in served(stage, &From::Pod(&pod), service.cluster(*family)?, &[&pod, &other])? {
             ensure!(met.peer.ip() == pod.place.ip(*family), "{met:?}");
@@ -64,7 +64,7 @@ fn hairpin(stage: &Stage<'_>) -> Result<String> {
 fn host_hairpin(stage: &Stage<'_>) -> Result<String> {
     let service = stage.service(node_ports)?;
     let pod = host_pod(stage, 2)?;
-    has(stage, &service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     for family in stage.families() {
         for target in [service.cluster(*family)?, service.node_port(*family, 2)?] {
             for met in served(stage, &From::Pod(&pod), target, &[&pod])? {

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Case, Stage, delete, fail_at_once, has, in_families, load_balancer, refused, routed, served, silent};
+use super::{Case, Stage, delete, fail_at_once, in_families, load_balancer, refused, routed, served, silent};
 use crate::{
     agent::until,
     kube::stage::{Conditions, From, PORT, StagePod, StageService},
@@ -75,7 +75,7 @@ fn health(stage: &Stage<'_>) -> Result<String> {
     // Endpoints are told by address, and a pod has one of each family.
     let one_pod = stage.families().len() as u64;
     let (one, two) = (stage.pod(1)?, stage.pod(2)?);
-    has(stage, &service, &[&one, &two])?;
+    stage.have(&service, &[&one, &two])?;
     for family in stage.families() {
         for (node, wanted) in [(1, (200, one_pod)), (2, (200, one_pod)), (3, (503, 0))] {
             says(stage, *family, node, port, wanted)?;
@@ -102,7 +102,7 @@ fn health(stage: &Stage<'_>) -> Result<String> {
         }
     }
     let again = stage.pod(1)?;
-    has(stage, &service, &[&again])?;
+    stage.have(&service, &[&again])?;
     for family in stage.families() {
         says(stage, *family, 1, port, (200, one_pod))?;
         says(stage, *family, 2, port, (503, 0))?;
@@ -126,7 +126,7 @@ fn internal_cluster(stage: &Stage<'_>) -> Result<String> {
     let service = balanced(stage, "Cluster", "Cluster")?;
     let (one, two) = (stage.pod(1)?, stage.pod(2)?);
     let client = stage.client(3)?;
-    has(stage, &service, &[&one, &two])?;
+    stage.have(&service, &[&one, &two])?;
     let check = |pods: &[&StagePod]| -> Result<()> {
         for family in stage.families() {
             for from in [From::Pod(&client), From::Node(1)] {
@@ -142,11 +142,11 @@ fn internal_cluster(stage: &Stage<'_>) -> Result<String> {
     fail_probe(stage, &service, &two)?;
     check(&[&one]).context("when one of them serves no more")?;
     let ready = stage.pod(2)?;
-    has(stage, &service, &[&ready])?;
+    stage.have(&service, &[&ready])?;
     check(&[&ready]).context("with a ready one")?;
     stage.end(&ready)?;
     stage.end(&one)?;
-    has(stage, &service, &[])?;
+    stage.have(&service, &[])?;
     for family in stage.families() {
         refused(stage, &From::Pod(&client), service.cluster(*family)?)?;
     }
@@ -160,7 +160,7 @@ fn internal_local(stage: &Stage<'_>) -> Result<String> {
     let service = balanced(stage, "Local", "Cluster")?;
     let (one, two) = (stage.pod(1)?, stage.pod(2)?);
     let clients = [stage.client(1)?, stage.client(2)?, stage.client(3)?];
-    has(stage, &service, &[&one, &two])?;
+    stage.have(&service, &[&one, &two])?;
     let check = |first: Option<&StagePod>, second: Option<&StagePod>| -> Result<()> {
         for family in stage.families() {
             let target = service.cluster(*family)?;
@@ -179,7 +179,7 @@ fn internal_local(stage: &Stage<'_>) -> Result<String> {
     drain(stage, &service, &[&one])?;
     check(Some(&one), Some(&two)).context("while the other node's is ready")?;
     let ready = stage.pod(1)?;
-    has(stage, &service, &[&ready, &two])?;
+    stage.have(&service, &[&ready, &two])?;
     check(Some(&ready), Some(&two)).context("with a ready one beside it")?;
     stage.end(&ready)?;
     drain(stage, &service, &[&two])?;
@@ -195,7 +195,7 @@ fn internal_local(stage: &Stage<'_>) -> Result<String> {
 fn external_cluster(stage: &Stage<'_>) -> Result<String> {
     let service = balanced(stage, "Cluster", "Cluster")?;
     let (one, two) = (stage.pod(1)?, stage.pod(2)?);
-    has(stage, &service, &[&one, &two])?;
+    stage.have(&service, &[&one, &two])?;
     let check = |pods: &[&StagePod]| -> Result<()> {
         for family in stage.families() {
             for node in 1..=plan::NODES {
@@ -212,11 +212,11 @@ fn external_cluster(stage: &Stage<'_>) -> Result<String> {
     fail_probe(stage, &service, &one)?;
     check(&[&two]).context("when one of them serves no more")?;
     let ready = stage.pod(3)?;
-    has(stage, &service, &[&ready])?;
+    stage.have(&service, &[&ready])?;
     check(&[&ready]).context("with a ready one")?;
     stage.end(&ready)?;
     stage.end(&two)?;
-    has(stage, &service, &[])?;
+    stage.have(&service, &[])?;
     for family in stage.families() {
         refused(stage, &From::Outside, service.node_port(*family, 3)?)?;
     }
@@ -229,7 +229,7 @@ fn external_cluster(stage: &Stage<'_>) -> Result<String> {
 fn external_local(stage: &Stage<'_>) -> Result<String> {
     let service = balanced(stage, "Cluster", "Local")?;
     let (one, two) = (stage.pod(1)?, stage.pod(2)?);
-    has(stage, &service, &[&one, &two])?;
+    stage.have(&service, &[&one, &two])?;
     let check = |by_node: [Option<&StagePod>; 3]| -> Result<()> {
         let mut nowhere = Vec::new();
         for family in stage.families() {
@@ -251,7 +251,7 @@ fn external_local(stage: &Stage<'_>) -> Result<String> {
     let address = plan::at(routed(stage.families()[0], 205), PORT);
     served(stage, &From::Outside, address, &[&one])?;
     let ready = stage.pod(1)?;
-    has(stage, &service, &[&ready, &two])?;
+    stage.have(&service, &[&ready, &two])?;
     served(stage, &From::Outside, address, &[&ready]).context("with a ready one beside it")?;
     // From inside the policy is the cluster's: ready ones alone.
     served(stage, &From::Node(3), address, &[&ready, &two]).context("from inside")?;

@@ -2,16 +2,15 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::{
-    Case, Stage, asks, both_ports, clusters, connects, has, held, held_nowhere, in_families, refused, routed, served,
-    unserved,
+    Case, Stage, asks, clusters, connects, held, held_nowhere, in_families, refused, routed, served, unserved,
 };
 use crate::{
     kube::stage::{From, PORT, StagePod, StageService},
-    lab::plan::{self, Family},
+    lab::plan,
 };
 
 /// The cases.
@@ -52,13 +51,13 @@ fn serves(
     if kind == "LoadBalancer" {
         stage.give_address(service, balanced(stage).ip(), "VIP")?;
     }
-    has(stage, service, pods)?;
+    stage.have(service, pods)?;
     for family in stage.families() {
         served(stage, &From::Pod(client), service.cluster(*family)?, pods)?;
         if kind != "ClusterIP" {
             // A change of type gives each protocol a number of its own.
-            connects(stage, &From::Outside, node_port(service, 0, *family)?, pods)?;
-            asks(stage, &From::Outside, node_port(service, 1, *family)?, pods)?;
+            connects(stage, &From::Outside, service.node_port_of(0, *family, 2)?, pods)?;
+            asks(stage, &From::Outside, service.node_port_of(1, *family, 2)?, pods)?;
         }
     }
     if kind == "LoadBalancer" {
@@ -66,13 +65,6 @@ fn serves(
         served(stage, &From::Pod(client), balanced(stage), pods)?;
     }
     Ok(())
-}
-
-/// Node 2's address with the node port of a Service's first or second port: TCP or UDP.
-fn node_port(service: &StageService, which: usize, family: Family) -> Result<SocketAddr> {
-    let port = service.object["spec"]["ports"][which]["nodePort"].as_u64();
-    let port = port.with_context(|| format!("port {which} of {} has no node port", service.name))?;
-    Ok(plan::at(plan::node(family, 2), u16::try_from(port)?))
 }
 
 fn name_spec() -> Value {
@@ -88,7 +80,7 @@ fn from_name(stage: &Stage<'_>, kind: &str) -> Result<String> {
     held_nowhere(stage, &service)?;
     let mut spec = stage.service_spec();
     spec["type"] = json!(kind);
-    spec["ports"] = both_ports();
+    spec["ports"] = Stage::both_ports();
     spec["externalName"] = json!(null);
     stage.change(&mut service, &spec)?;
     serves(stage, kind, &mut service, &all, &client)?;
@@ -101,7 +93,7 @@ fn to_name(stage: &Stage<'_>, kind: &str) -> Result<String> {
     let client = stage.client(3)?;
     let mut service = stage.service(|spec| {
         spec["type"] = json!(kind);
-        spec["ports"] = both_ports();
+        spec["ports"] = Stage::both_ports();
     })?;
     serves(stage, kind, &mut service, &all, &client)?;
     let before = service.clone();

@@ -69,7 +69,7 @@ fn sticks(stage: &Stage<'_>) -> Result<String> {
     let all: Vec<_> = pods.iter().collect();
     let client = stage.client(1)?;
     let service = stage.balancer(N, |spec| put(spec, sticky(Some(100))))?;
-    stage.served(&service, &all)?;
+    stage.have(&service, &all)?;
     ensure!(
         timeouts(stage, &service)? == [Some(100)].into(),
         "the timeout is not the Service's"
@@ -108,7 +108,7 @@ fn switched(stage: &Stage<'_>) -> Result<String> {
     let all: Vec<_> = pods.iter().collect();
     let client = stage.client(1)?;
     let mut service = stage.balancer(N, |_| {})?;
-    stage.served(&service, &all)?;
+    stage.have(&service, &all)?;
     let off = json!({"sessionAffinity": "None", "sessionAffinityConfig": Value::Null});
     let steps = [
         (None, off.clone()),
@@ -159,7 +159,7 @@ fn ends(stage: &Stage<'_>) -> Result<String> {
     let all: Vec<_> = pods.iter().collect();
     let client = stage.client(1)?;
     let service = stage.balancer(N, |spec| put(spec, sticky(None)))?;
-    stage.served(&service, &all)?;
+    stage.have(&service, &all)?;
     // Who had which pod first, and who came to have which.
     let mut firsts = Vec::new();
     for family in stage.families() {
@@ -169,13 +169,13 @@ fn ends(stage: &Stage<'_>) -> Result<String> {
     }
     for (leaving, staying) in [(&pods[0], &pods[1]), (&pods[1], &pods[0])] {
         stage.set_ready(leaving, false)?;
-        stage.served(&service, &[staying])?;
+        stage.have(&service, &[staying])?;
         for (from, target, _) in &firsts {
             stage.meet(from, *target, &[staying])?;
         }
         // What a client has now is what it keeps.
         stage.set_ready(leaving, true)?;
-        stage.served(&service, &all)?;
+        stage.have(&service, &all)?;
         for (from, target, _) in &firsts {
             stage
                 .meet(from, *target, &[staying])
@@ -183,7 +183,7 @@ fn ends(stage: &Stage<'_>) -> Result<String> {
         }
     }
     stage.terminate(&pods[0])?;
-    stage.served(&service, &[&pods[1]])?;
+    stage.have(&service, &[&pods[1]])?;
     for (from, target, first) in &firsts {
         stage
             .meet(from, *target, &[&pods[1]])

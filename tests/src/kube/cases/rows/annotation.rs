@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use lb_user::source::convert::ANNOTATION_WEIGHT;
 use serde_json::{Value, json};
 
-use super::{Case, Scene, Stage, ready, routed, slices};
+use super::{Case, Scene, Stage, ready, routed};
 use crate::{
     agent::Agent,
     kube::stage::{From, StagePod, StageService},
@@ -103,7 +103,7 @@ fn private(stage: &Stage<'_>) -> Result<String> {
     let all: Vec<_> = pods.iter().collect();
     let mut service = stage.service(|_| {})?;
     let client = stage.client(1)?;
-    stage.served(&service, &all)?;
+    stage.have(&service, &all)?;
     // The API server takes none, so no product can rely on one.
     let refused = stage.change(
         &mut service,
@@ -114,8 +114,8 @@ fn private(stage: &Stage<'_>) -> Result<String> {
     // An annotation of the Service's own that weighs nothing changes nothing.
     let annotation = json!({"metadata": {"annotations": {"evenkeel.io/unknown": "x"}}});
     stage.cluster.api().patch(&service.path(), &annotation)?;
-    stage.served(&service, &all)?;
-    for slice in slices(stage, &service)? {
+    stage.have(&service, &all)?;
+    for slice in stage.slices(&service)? {
         ensure!(slice["endpoints"][0]["hints"].is_null(), "{slice}");
     }
     for family in stage.families() {

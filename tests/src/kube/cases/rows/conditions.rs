@@ -73,7 +73,7 @@ fn readiness(stage: &Stage<'_>) -> Result<String> {
             stage.set_ready(pod, *probe)?;
         }
         let who: Vec<_> = members.iter().map(|n| &pods[*n]).collect();
-        stage.served(&service, &who)?;
+        stage.have(&service, &who)?;
         stage.holds(3, &service, &who)?;
         for family in stage.families() {
             let (from, target) = (From::Pod(&client), service.cluster(*family)?);
@@ -110,14 +110,14 @@ fn fallback(stage: &Stage<'_>) -> Result<String> {
     stage.set_ready(&unready, false)?;
     let client = stage.client(3)?;
     let service = stage.balancer(N, |spec| spec["externalTrafficPolicy"] = json!("Local"))?;
-    stage.served(&service, &[first, second])?;
+    stage.have(&service, &[first, second])?;
     // Whom the cluster address meets, and whom outside clients meet by nodes 1 and 2.
     let check = |what: &str, cluster: &[&StagePod], by_first: &[&StagePod], by_second: &[&StagePod]| -> Result<()> {
         for family in stage.families() {
             let inside = stage.meet(&From::Pod(&client), service.cluster(*family)?, cluster);
             inside.context(what.to_owned())?;
             for (node, pods) in [(1, by_first), (2, by_second)] {
-                let target = super::node_port(&service, *family, node, 0)?;
+                let target = service.node_port(*family, node)?;
                 stage.meet(&From::Outside, target, pods).context(what.to_owned())?;
             }
             stage.meet(&From::Outside, routed(*family, N), by_first)?;
@@ -201,7 +201,7 @@ fn distribution(stage: &Stage<'_>) -> Result<String> {
     let all: Vec<_> = pods.iter().collect();
     let mut service = stage.service(|_| {})?;
     let clients = [stage.client(1)?, stage.client(2)?, stage.client(3)?];
-    stage.served(&service, &all)?;
+    stage.have(&service, &all)?;
     let mut check = |value: Value, kind: Option<&str>, of: &dyn Fn(usize) -> Vec<usize>| -> Result<()> {
         stage.change(&mut service, &json!({"trafficDistribution": value}))?;
         stage.slices_say(&service, "hints", |found| {
@@ -234,7 +234,7 @@ fn distribution(stage: &Stage<'_>) -> Result<String> {
     // A node whose own pod is not ready has its zone's, and a zone without any has all.
     check(json!("PreferSameNode"), Some("forNodes"), &|n| vec![n])?;
     stage.set_ready(&pods[1], false)?;
-    stage.served(&service, &[&pods[0], &pods[2]])?;
+    stage.have(&service, &[&pods[0], &pods[2]])?;
     for family in stage.families() {
         stage.meet(&From::Pod(&clients[0]), service.cluster(*family)?, &[&pods[0]])?;
         stage.meet(&From::Pod(&clients[1]), service.cluster(*family)?, &[&pods[0]])?;

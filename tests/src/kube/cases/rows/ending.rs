@@ -39,14 +39,14 @@ fn chosen_anew(stage: &Stage<'_>) -> Result<String> {
     let service = stage.balancer(N, |_| {})?;
     for family in stage.families() {
         let pods = stage.pods(&[1, 2])?;
-        stage.served(&service, &[&pods[0], &pods[1]])?;
+        stage.have(&service, &[&pods[0], &pods[1]])?;
         let counted = node.counted("reresolved")?;
         let socket = stage.cluster.outside().datagrams(routed(*family, N))?;
         let first = socket.ask("?")?;
         let (had, other) = met_and_other(&first.name, &pods);
         // While it terminates the flow stays, and new ones go elsewhere.
         stage.terminate(had)?;
-        stage.served(&service, &[other])?;
+        stage.have(&service, &[other])?;
         for _ in 0..3 {
             let met = socket.ask("?")?;
             ensure!(met == first, "a flow left a pod that only terminates: {met:?}");
@@ -65,7 +65,7 @@ fn chosen_anew(stage: &Stage<'_>) -> Result<String> {
         let found = node.counted("reresolved")? - counted;
         ensure!(found == 1, "one flow was chosen anew {found} times");
         stage.end(other)?;
-        stage.served(&service, &[])?;
+        stage.have(&service, &[])?;
     }
     Ok("stayed while its pod terminated, went on with the other when it was gone".to_owned())
 }
@@ -74,7 +74,7 @@ fn first_endpoint(stage: &Stage<'_>) -> Result<String> {
     const N: u8 = 51;
     let service = stage.balancer(N, |_| {})?;
     let client = stage.client(1)?;
-    stage.served(&service, &[])?;
+    stage.have(&service, &[])?;
     let mut sockets = Vec::new();
     for family in stage.families() {
         // The socket of a pod is told so when it connects; the one outside learns by its datagram.
@@ -97,12 +97,12 @@ fn first_endpoint(stage: &Stage<'_>) -> Result<String> {
         );
     }
     stage.set_ready(&pod, true)?;
-    stage.served(&service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     for socket in &sockets {
         let met = socket.ask("?").context("with the first endpoint")?;
         ensure!(met.name == pod.name, "{met:?}");
     }
-    super::wait_connects(stage, 1, &service, sockets.len() as u64)?;
+    stage.wait_connects(1, &service, sockets.len() as u64)?;
     Ok("refused before and while not ready, served on the same sockets after".to_owned())
 }
 
@@ -111,7 +111,7 @@ fn restart(stage: &Stage<'_>) -> Result<String> {
     let pods = stage.pods(&[1, 2])?;
     let client = stage.client(1)?;
     let service = stage.balancer(N, |_| {})?;
-    stage.served(&service, &[&pods[0], &pods[1]])?;
+    stage.have(&service, &[&pods[0], &pods[1]])?;
     let node = stage.cluster.node(1);
     let mut outside = Vec::new();
     let mut inside = Vec::new();
@@ -172,7 +172,7 @@ fn connections(stage: &Stage<'_>) -> Result<String> {
     let pods = stage.pods(&[1, 2])?;
     let client = stage.client(1)?;
     let service = stage.balancer(N, |_| {})?;
-    stage.served(&service, &[&pods[0], &pods[1]])?;
+    stage.have(&service, &[&pods[0], &pods[1]])?;
     let mut talks = Vec::new();
     for family in stage.families() {
         for (from, target) in [
@@ -199,7 +199,7 @@ fn connections(stage: &Stage<'_>) -> Result<String> {
     };
     let (leaving, staying) = (&pods[0], &pods[1]);
     stage.terminate(leaving)?;
-    stage.served(&service, &[staying])?;
+    stage.have(&service, &[staying])?;
     for (talk, pod) in &mut talks {
         talk.transfer(50_000, || Ok(()))
             .with_context(|| format!("{} while one terminates", pod.name))?;

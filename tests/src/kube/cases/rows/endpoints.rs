@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{Case, Scene, Stage, endpoint, ready, wait_connects};
+use super::{Case, Scene, Stage, endpoint, ready};
 use crate::{
     agent::Agent,
     kube::stage::{From, StageService},
@@ -84,7 +84,7 @@ fn follows(stage: &Stage<'_>) -> Result<String> {
     let service = stage.service(|_| {})?;
     let client = stage.client(2)?;
     let check = |who: &[&_]| -> Result<()> {
-        stage.served(&service, who)?;
+        stage.have(&service, who)?;
         for family in stage.families() {
             stage.meet(&From::Pod(&client), service.cluster(*family)?, who)?;
         }
@@ -162,7 +162,7 @@ fn once(stage: &Stage<'_>) -> Result<String> {
         held == 2 * stage.families().len(),
         "{held} backends, and not one for each address"
     );
-    wait_connects(stage, 1, &service, 100 * stage.families().len() as u64)?;
+    stage.wait_connects(1, &service, 100 * stage.families().len() as u64)?;
     Ok(format!(
         "{shares:?} of 100 connections to a pod that four slices have, one of two"
     ))

@@ -8,10 +8,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{
-    AT_ONCE, BOTH, Case, Changed, Over, Scene, Stage, give_ingress, node_port, port_over, routed, served_at,
-    wait_connects,
-};
+use super::{AT_ONCE, BOTH, Case, Changed, Over, Scene, Stage, give_ingress, port_over, routed, served_at};
 use crate::{
     kube::stage::{From, StageService},
     lab::{
@@ -37,7 +34,7 @@ fn primary(stage: &Stage<'_>) -> Result<String> {
     spec["type"] = json!("NodePort");
     let service = stage.named_service("port", spec, &json!({}))?;
     let client = stage.client(1)?;
-    stage.served(&service, &all)?;
+    stage.have(&service, &all)?;
     for node in 1..=plan::NODES {
         for family in stage.families() {
             stage.meet(&From::Outside, port_over(&service, *family, node, Over::Tcp)?, &all)?;
@@ -53,12 +50,7 @@ fn primary(stage: &Stage<'_>) -> Result<String> {
             .collect();
         let found = served_at(stage, node, &service, "NodePort")?;
         ensure!(found == wanted, "node {node} serves {found:?} and not {wanted:?}");
-        wait_connects(
-            stage,
-            node,
-            &service,
-            (super::MANY as u64 + 1) * stage.families().len() as u64,
-        )?;
+        stage.wait_connects(node, &service, (super::MANY as u64 + 1) * stage.families().len() as u64)?;
     }
     // The own node's by a pod and by the node, and neither localhost nor another address that the node has.
     for family in stage.families() {
@@ -86,7 +78,7 @@ fn blocks(stage: &Stage<'_>) -> Result<String> {
     let mut spec = stage.two_ports();
     spec["type"] = json!("NodePort");
     let service = stage.named_service("port", spec, &json!({}))?;
-    stage.served(&service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     let blocks = Family::ALL.map(|family| {
         let (block, length) = plan::pod_block(family, 3);
         format!("{block}/{length}")
@@ -123,7 +115,7 @@ fn modes(stage: &Stage<'_>) -> Result<String> {
     let all: Vec<_> = pods.iter().collect();
     let client = stage.client(3)?;
     let mut service = stage.balancer(N, |_| {})?;
-    stage.served(&service, &all)?;
+    stage.have(&service, &all)?;
     let vip = |served: &StageService| -> Result<()> {
         for family in stage.families() {
             stage.meet(&From::Outside, routed(*family, N), &all)?;
@@ -136,12 +128,7 @@ fn modes(stage: &Stage<'_>) -> Result<String> {
         Ok(())
     };
     vip(&service)?;
-    wait_connects(
-        stage,
-        1,
-        &service,
-        (super::MANY as u64 + 1) * stage.families().len() as u64,
-    )?;
+    stage.wait_connects(1, &service, (super::MANY as u64 + 1) * stage.families().len() as u64)?;
     let steps = [
         ("Proxy", None),
         ("a host name", Some(json!([{"hostname": "balancer.example"}]))),
@@ -183,7 +170,7 @@ fn ranges(stage: &Stage<'_>) -> Result<String> {
         .map(|family| format!(" {}/{} ", plan::client(*family, 1), family.host_len()))
         .collect();
     let mut service = stage.balancer(N, |spec| spec["loadBalancerSourceRanges"] = json!(admitted))?;
-    stage.served(&service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     let node = stage.cluster.node(1);
     let stranger = |family: Family, over: Over, target| {
         let limit = super::SILENCE;
@@ -262,7 +249,7 @@ fn external_ips(stage: &Stage<'_>) -> Result<String> {
     spec["externalIPs"] = json!(addresses);
     let service = stage.named_service("external", spec, &json!({}))?;
     let (near, far) = (stage.client(1)?, stage.client(2)?);
-    stage.served(&service, &all)?;
+    stage.have(&service, &all)?;
     ensure!(
         served_at(stage, 1, &service, "ExternalIP")? == addresses,
         "not served by the agent"
@@ -296,9 +283,9 @@ fn no_node_port(stage: &Stage<'_>) -> Result<String> {
     let pods = stage.pods(&[1, 2])?;
     let all: Vec<_> = pods.iter().collect();
     let service = stage.balancer(N, |spec| spec["allocateLoadBalancerNodePorts"] = json!(false))?;
-    stage.served(&service, &all)?;
+    stage.have(&service, &all)?;
     ensure!(
-        node_port(&service, Family::V4, 1, 0).is_err(),
+        service.node_port(Family::V4, 1).is_err(),
         "the API server gave a node port: {}",
         service.object
     );
@@ -308,11 +295,6 @@ fn no_node_port(stage: &Stage<'_>) -> Result<String> {
         stage.meet(&From::Outside, routed(*family, N), &all)?;
         stage.attempt(&From::Outside, Over::Udp, routed(*family, N), patience())??;
     }
-    wait_connects(
-        stage,
-        1,
-        &service,
-        (super::MANY as u64 + 1) * stage.families().len() as u64,
-    )?;
+    stage.wait_connects(1, &service, (super::MANY as u64 + 1) * stage.families().len() as u64)?;
     Ok("TCP and UDP by the address alone".to_owned())
 }

@@ -92,22 +92,22 @@ fn tells(stage: &Stage<'_>) -> Result<String> {
     const N: u8 = 60;
     let pods = stage.pods(&[1, 1, 2])?;
     let service = stage.balancer(N, |spec| spec["externalTrafficPolicy"] = json!("Local"))?;
-    stage.served(&service, &[&pods[0], &pods[1], &pods[2]])?;
+    stage.have(&service, &[&pods[0], &pods[1], &pods[2]])?;
     // Addresses are counted, and a pod has one of each family.
     let families = stage.families().len();
     say(stage, &service, [2 * families, families, 0])?;
     stage.set_ready(&pods[1], false)?;
-    stage.served(&service, &[&pods[0], &pods[2]])?;
+    stage.have(&service, &[&pods[0], &pods[2]])?;
     say(stage, &service, [families, families, 0])?;
     // One that only terminates still serves, and new load is to go elsewhere.
     stage.terminate(&pods[0])?;
-    stage.served(&service, &[&pods[2]])?;
+    stage.have(&service, &[&pods[2]])?;
     say(stage, &service, [0, families, 0])?;
     for family in stage.families() {
         stage.meet(&From::Outside, routed(*family, N), &[&pods[0]])?;
     }
     let third = stage.pod(3)?;
-    stage.served(&service, &[&pods[2], &third])?;
+    stage.have(&service, &[&pods[2], &third])?;
     say(stage, &service, [0, families, families])?;
     Ok("200 with the count where pods are ready, 503 elsewhere and where they only terminate".to_owned())
 }
@@ -116,7 +116,7 @@ fn closes(stage: &Stage<'_>) -> Result<String> {
     const N: u8 = 61;
     let pod = stage.pod(1)?;
     let mut service = stage.balancer(N, |spec| spec["externalTrafficPolicy"] = json!("Local"))?;
-    stage.served(&service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     let families = stage.families().len();
     say(stage, &service, [families, 0, 0])?;
     let first = health_port(&service)?;
@@ -178,7 +178,7 @@ fn leaves(stage: &Stage<'_>) -> Result<String> {
     const NODE: u8 = 3;
     let pod = stage.pod(1)?;
     let service = stage.service(|spec| spec["type"] = json!("NodePort"))?;
-    stage.served(&service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     let registered = Registered(stage, NODE);
     let api = stage.cluster.api();
     let healthy = |eligible: bool| -> Result<()> {

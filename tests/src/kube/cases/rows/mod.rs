@@ -34,7 +34,7 @@ use crate::{
         complain,
         dial::Failure,
         node::LabNode,
-        plan::{self, Family, TARGET},
+        plan::{self, Family},
         serve::Met,
     },
 };
@@ -67,8 +67,6 @@ trait Scene {
     fn give_addresses(&self, service: &mut StageService, n: u8, ip_mode: &str) -> Result<()>;
     /// Has the router send the addresses `routed(family, n)` to nodes.
     fn route(&self, n: u8, nodes: &[u8]) -> Result<()>;
-    /// Waits until the API server has these ready endpoints and every agent what the API server has.
-    fn served(&self, service: &StageService, pods: &[&StagePod]) -> Result<()>;
     /// Waits until some of a Service's endpoints in the API server are as wanted, and every agent has what the API server has.
     fn slices_say(&self, service: &StageService, what: &str, wanted: impl Fn(&[Value]) -> bool) -> Result<()>;
     /// Connections must meet exactly these pods, each of them, now.
@@ -89,10 +87,7 @@ trait Scene {
 impl Scene for Stage<'_> {
     fn two_ports(&self) -> Value {
         let mut spec = self.service_spec();
-        spec["ports"] = json!([
-            {"name": "tcp", "protocol": "TCP", "port": PORT, "targetPort": TARGET},
-            {"name": "udp", "protocol": "UDP", "port": PORT, "targetPort": TARGET},
-        ]);
+        spec["ports"] = Stage::both_ports();
         spec
     }
 
@@ -125,11 +120,6 @@ impl Scene for Stage<'_> {
             let block = (plan::routed(*family, n), family.host_len());
             self.cluster.wires.route_to_nodes(block, nodes)
         })
-    }
-
-    fn served(&self, service: &StageService, pods: &[&StagePod]) -> Result<()> {
-        self.wait_endpoints(service, pods)?;
-        self.cluster.settle()
     }
 
     fn slices_say(&self, service: &StageService, what: &str, wanted: impl Fn(&[Value]) -> bool) -> Result<()> {
@@ -237,28 +227,15 @@ fn routed(family: Family, n: u8) -> SocketAddr {
     plan::at(plan::routed(family, n), PORT)
 }
 
-/// The node port of a Service's port by its index, on a node.
-fn node_port(service: &StageService, family: Family, node: u8, index: usize) -> Result<SocketAddr> {
-    let port = service.object["spec"]["ports"][index]["nodePort"].as_u64();
-    let port = port.with_context(|| format!("{} has no node port {index}", service.name))?;
-    Ok(plan::at(plan::node(family, node), u16::try_from(port)?))
-}
-
 /// The node port of a Service over a protocol: its ports are those of [`Scene::two_ports`].
 fn port_over(service: &StageService, family: Family, node: u8, over: Over) -> Result<SocketAddr> {
-    node_port(service, family, node, usize::from(over == Over::Udp))
-}
-
-/// A Service's slices in the API server.
-fn slices(stage: &Stage<'_>, service: &StageService) -> Result<Vec<Value>> {
-    let label = format!("labelSelector=kubernetes.io%2Fservice-name%3D{}", service.name);
-    let path = format!("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?{label}");
-    stage.cluster.api().items(&path)
+    service.node_port_of(usize::from(over == Over::Udp), family, node)
 }
 
 /// The endpoints of a family that the API server's slices of a Service have.
 fn endpoints(stage: &Stage<'_>, service: &StageService, family: Family) -> Result<Vec<Value>> {
-    Ok(slices(stage, service)?
+    Ok(stage
+        .slices(service)?
         .iter()
         .filter(|slice| slice["addressType"] == family.kubernetes_name())
         .flat_map(|slice| slice["endpoints"].as_array().cloned().unwrap_or_default())
@@ -280,22 +257,6 @@ fn served_at(stage: &Stage<'_>, node: u8, service: &StageService, kind: &str) ->
     let view = stage.cluster.node(node).ask(|agent| agent.service(&service.name))?;
     let of_kind = view.frontends.into_iter().filter(|front| front.kind == kind);
     Ok(of_kind.map(|front| front.addr).collect())
-}
-
-/// Connections and flows to a Service that a node's agent has counted.
-fn connects(stage: &Stage<'_>, node: u8, service: &StageService) -> Result<u64> {
-    let view = stage.cluster.node(node).ask(|agent| agent.service(&service.name))?;
-    Ok(view.connects)
-}
-
-/// Waits until a node's agent has counted exactly so many connections and flows to a Service.
-fn wait_connects(stage: &Stage<'_>, node: u8, service: &StageService, wanted: u64) -> Result<()> {
-    until("connections counted", || {
-        let found = connects(stage, node, service)?;
-        ensure!(found == wanted, "{found} connections are counted, and not {wanted}");
-        Ok(())
-    })
-    .with_context(|| format!("node {node}, Service {}", service.name))
 }
 
 /// How often the socket programs of a node have told a connect something, by the name in metrics.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{AT_ONCE, BOTH, Case, Over, Scene, Stage, connects, port_over, routed, told_sockets, wait_connects};
+use super::{AT_ONCE, BOTH, Case, Over, Scene, Stage, port_over, routed, told_sockets};
 use crate::{
     kube::stage::From,
     lab::{
@@ -30,7 +30,7 @@ fn external(stage: &Stage<'_>) -> Result<String> {
     const N: u8 = 11;
     let pod = stage.pod(2)?;
     let service = stage.balancer(N, |spec| spec["externalTrafficPolicy"] = json!("Local"))?;
-    stage.served(&service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     let node = stage.cluster.node(1);
     let before = node.counted("policy_dropped")?;
     for family in stage.families() {
@@ -40,7 +40,7 @@ fn external(stage: &Stage<'_>) -> Result<String> {
     let families = stage.families().len() as u64;
     node.wait_counted("policy_dropped", before + 2 * families)?;
     ensure!(
-        connects(stage, 1, &service)? == 0,
+        stage.connects(1, &service)? == 0,
         "node 1 counts connections that it dropped"
     );
     stage.route(N, &[2])?;
@@ -53,10 +53,10 @@ fn external(stage: &Stage<'_>) -> Result<String> {
             }
         }
     }
-    wait_connects(stage, 2, &service, 4 * families)?;
+    stage.wait_connects(2, &service, 4 * families)?;
     // With an endpoint of its own, node 1 serves too.
     let own = stage.pod(1)?;
-    stage.served(&service, &[&pod, &own])?;
+    stage.have(&service, &[&pod, &own])?;
     stage.route(N, &[1])?;
     for family in stage.families() {
         stage.meet(&From::Outside, routed(*family, N), &[&own])?;
@@ -73,7 +73,7 @@ fn internal(stage: &Stage<'_>) -> Result<String> {
         spec
     };
     let service = stage.named_service("local", spec, &json!({}))?;
-    stage.served(&service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     let (here, there) = (stage.client(1)?, stage.client(2)?);
     let before = told_sockets(stage.cluster.node(1), "unreachable")?;
     for family in stage.families() {
@@ -89,7 +89,7 @@ fn internal(stage: &Stage<'_>) -> Result<String> {
     let wanted = 4 * stage.families().len() as u64;
     ensure!(told == wanted, "{told} connects were told so, and not {wanted}");
     let own = stage.pod(1)?;
-    stage.served(&service, &[&pod, &own])?;
+    stage.have(&service, &[&pod, &own])?;
     for family in stage.families() {
         stage.meet(&From::Pod(&here), service.cluster(*family)?, &[&own])?;
         stage.meet(&From::Pod(&there), service.cluster(*family)?, &[&pod])?;
@@ -113,7 +113,7 @@ fn inside(stage: &Stage<'_>) -> Result<String> {
         spec["externalTrafficPolicy"] = json!("Local");
         spec["externalIPs"] = json!(external);
     })?;
-    stage.served(&service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     for family in stage.families() {
         for over in BOTH {
             let targets = [
@@ -137,7 +137,7 @@ fn inside(stage: &Stage<'_>) -> Result<String> {
         stage.silent(&From::Outside, Over::Tcp, routed(*family, N + 1))?;
     }
     let wanted = 16 * stage.families().len() as u64;
-    wait_connects(stage, 1, &service, wanted)?;
+    stage.wait_connects(1, &service, wanted)?;
     Ok(format!(
         "{wanted} connections of a pod and a node, with their own sources; silence outside"
     ))
@@ -164,7 +164,7 @@ fn refuses(stage: &Stage<'_>) -> Result<String> {
             stage.make_pod(&object)?;
             stage.slices_say(&service, "one that is not ready", |found| found.len() == 1)?;
         }
-        stage.served(&service, &[])?;
+        stage.have(&service, &[])?;
         for family in stage.families() {
             for over in BOTH {
                 for target in [routed(*family, N), port_over(&service, *family, 1, over)?] {
@@ -183,7 +183,7 @@ fn refuses(stage: &Stage<'_>) -> Result<String> {
             sockets += 4;
         }
     }
-    ensure!(connects(stage, 1, &service)? == 0, "refusals are no connections");
+    ensure!(stage.connects(1, &service)? == 0, "refusals are no connections");
     node.wait_counted("refused", refused + packets)?;
     let told = told_sockets(node, "refused")? - told;
     ensure!(told == sockets, "{told} connects were refused, and not {sockets}");

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Case, Changed, MANY, Over, Scene, Stage, knows, ready, served_at, slices};
+use super::{Case, Changed, MANY, Over, Scene, Stage, knows, ready, served_at};
 use crate::{
     agent::until,
     kube::stage::{From, PORT, StageService},
@@ -36,7 +36,7 @@ fn comes_and_goes(stage: &Stage<'_>) -> Result<String> {
     let mut service = stage.service(|_| {})?;
     let client = stage.client(1)?;
     let served = |service: &StageService| -> Result<()> {
-        stage.served(service, &all)?;
+        stage.have(service, &all)?;
         for family in stage.families() {
             stage.meet(&From::Pod(&client), service.cluster(*family)?, &all)?;
         }
@@ -93,7 +93,7 @@ fn proxy_name(stage: &Stage<'_>) -> Result<String> {
     let labels = json!({"labels": {PROXY_NAME: "lab-proxy"}});
     let named = stage.named_service("named", stage.service_spec(), &labels)?;
     stage.wait_endpoints(&named, &all)?;
-    stage.served(&own, &all)?;
+    stage.have(&own, &all)?;
     ensure!(
         !knows(stage, 1, &named)?,
         "a Service that asks for another proxy is served"
@@ -175,7 +175,7 @@ fn second_family(stage: &Stage<'_>) -> Result<String> {
     let client = stage.client(3)?;
     let of_first = |service: &StageService| -> Result<()> {
         until("slices of one family", || {
-            let found = slices(stage, service)?;
+            let found = stage.slices(service)?;
             let fine = !found.is_empty()
                 && found
                     .iter()
@@ -234,7 +234,7 @@ fn ports(stage: &Stage<'_>) -> Result<String> {
         &json!({}),
     )?;
     stage.wait_endpoints(&nameless, &all)?;
-    stage.served(&service, &all)?;
+    stage.have(&service, &all)?;
     let client = stage.client(1)?;
     let from = From::Pod(&client);
     for family in stage.families() {
@@ -257,8 +257,8 @@ fn ports(stage: &Stage<'_>) -> Result<String> {
         // A port that the Service has not is nobody's.
         stage.unserved(&from, plan::at(at.ip(), PORT + 2))?;
     }
-    super::wait_connects(stage, 1, &service, stage.families().len() as u64 * 9)?;
-    super::wait_connects(stage, 1, &nameless, stage.families().len() as u64 * 4)?;
+    stage.wait_connects(1, &service, stage.families().len() as u64 * 9)?;
+    stage.wait_connects(1, &nameless, stage.families().len() as u64 * 4)?;
     Ok("two named ports, one of UDP, and one without a name".to_owned())
 }
 

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{BOTH, Case, Over, Scene, Stage, port_over, routed, wait_connects};
+use super::{BOTH, Case, Over, Scene, Stage, port_over, routed};
 use crate::{
     kube::stage::From,
     lab::{dial::patience, plan, state::Transport},
@@ -19,7 +19,7 @@ fn outside(stage: &Stage<'_>) -> Result<String> {
     const N: u8 = 30;
     let pod = stage.pod(1)?;
     let service = stage.balancer(N, |_| {})?;
-    stage.served(&service, &[&pod])?;
+    stage.have(&service, &[&pod])?;
     for (node, kept) in [(1, true), (3, false)] {
         stage.route(N, &[node])?;
         for family in stage.families() {
@@ -45,7 +45,7 @@ fn outside(stage: &Stage<'_>) -> Result<String> {
             let met = stage.attempt(&From::Outside, Over::Udp, routed(*family, N), patience())??;
             ensure!(met.peer.ip() == source, "{met:?}");
         }
-        wait_connects(stage, node, &service, 3 * stage.families().len() as u64)?;
+        stage.wait_connects(node, &service, 3 * stage.families().len() as u64)?;
     }
     Ok("the client's to a pod of the node, the node's own to one elsewhere; TCP, UDP and their flows".to_owned())
 }
@@ -60,7 +60,7 @@ fn inside(stage: &Stage<'_>) -> Result<String> {
     let service = stage.named_service("s", spec, &json!({}))?;
     let client = stage.client(1)?;
     let all: Vec<_> = pods.iter().collect();
-    stage.served(&service, &all)?;
+    stage.have(&service, &all)?;
     let mut own = 0;
     for family in stage.families() {
         for over in BOTH {
@@ -87,7 +87,7 @@ fn inside(stage: &Stage<'_>) -> Result<String> {
         }
     }
     ensure!(own > 0, "no pod met itself");
-    wait_connects(stage, 1, &service, 96 * stage.families().len() as u64)?;
+    stage.wait_connects(1, &service, 96 * stage.families().len() as u64)?;
     Ok(format!(
         "96 connections and datagrams a family, {own} of them of a pod to itself"
     ))

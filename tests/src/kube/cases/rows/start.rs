@@ -63,7 +63,7 @@ fn stands(stage: &Stage<'_>) -> Result<String> {
     let gone = stage.named_service("gone", stage.two_ports(), &serde_json::json!({}))?;
     let all: Vec<_> = pods.iter().collect();
     stage.wait_endpoints(&gone, &all)?;
-    stage.served(&service, &all)?;
+    stage.have(&service, &all)?;
     let serves = |service: &StageService, who: &[&StagePod]| -> Result<()> {
         for family in stage.families() {
             stage.meet(&From::Pod(&client), service.cluster(*family)?, who)?;
@@ -81,7 +81,7 @@ fn stands(stage: &Stage<'_>) -> Result<String> {
     node.kill()?;
     stage.set_ready(&pods[2], false)?;
     cluster.api().delete(&gone.path(), None)?;
-    stage.served(&service, &[&pods[0], &pods[1]])?;
+    stage.have(&service, &[&pods[0], &pods[1]])?;
     let followed = dumps(cluster.node(2))?;
     ensure!(followed != elsewhere, "node 2 has not followed");
     let away = Away::kill(cluster)?;
