@@ -255,6 +255,29 @@ impl<'n> Dialer<'n> {
         self.datagrams(target)?.ask("?")
     }
 
+    /// Asks with so many sockets, one after another; returns who answered.
+    ///
+    /// All sockets are there before the first one asks, and so no two have one port: chance gives a socket the port of one that
+    /// was closed, and its datagram is then one more of the old flow and no new flow.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn ask_many(&self, target: SocketAddr, count: usize) -> Result<Vec<Met>> {
+        let sockets = (0..count)
+            .map(|_| self.datagrams(target))
+            .collect::<Result<Vec<_>, _>>()
+            .with_context(|| format!("{count} sockets to {target}"))?;
+        sockets
+            .iter()
+            .enumerate()
+            .map(|(n, socket)| {
+                socket
+                    .ask("?")
+                    .with_context(|| format!("datagram {} of {count} to {target}", n + 1))
+            })
+            .collect()
+    }
+
     /// Looks for `window` whether nobody answers, over TCP; an error says who did.
     ///
     /// # Errors

@@ -38,9 +38,7 @@ fn node_ports(lab: &Lab, family: Family) -> Result<String> {
         let begun = lab.node(node).counted("new_flow")?;
         let target = service.node_port(node);
         let mut met = lab.outside().dial_many(target, each)?;
-        for _ in 0..each {
-            met.push(lab.outside().ask(target).with_context(|| format!("ask {target}"))?);
-        }
+        met.extend(lab.outside().ask_many(target, each)?);
         for pod in [here, there] {
             // A backend of the node itself sees the client, one elsewhere the node.
             let source = if pod.node == node {

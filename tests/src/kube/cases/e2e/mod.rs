@@ -85,10 +85,8 @@ fn connects(stage: &Stage<'_>, from: &From<'_>, target: SocketAddr, pods: &[&Sta
 
 /// Datagrams to an address, each from a socket of its own, must meet exactly these Pods, each of them, and at once.
 fn asks(stage: &Stage<'_>, from: &From<'_>, target: SocketAddr, pods: &[&StagePod]) -> Result<Vec<Met>> {
-    let met: Result<Vec<Met>, Failure> = stage.through(from, |dialer| {
-        (0..enough(pods.len())).map(|_| dialer.ask(target)).collect()
-    })?;
-    of_all(met.map_err(Into::into), pods).with_context(|| format!("datagrams of {from} to {target}"))
+    let met = stage.through(from, |dialer| dialer.ask_many(target, enough(pods.len())))?;
+    of_all(met, pods).with_context(|| format!("datagrams of {from} to {target}"))
 }
 
 fn of_all(met: Result<Vec<Met>>, pods: &[&StagePod]) -> Result<Vec<Met>> {
