@@ -59,6 +59,14 @@ pub fn skip(reason: impl Into<String>) -> anyhow::Error {
     Skip(reason.into()).into()
 }
 
+/// A failure with a log below it; what failed stays in the first lines, which a summary shows. A skip stays one.
+pub fn with_log(error: anyhow::Error, log: impl FnOnce() -> String) -> anyhow::Error {
+    if error.is::<Skip>() {
+        return error;
+    }
+    anyhow::anyhow!("{error:?}\n\nWhat was logged:\n{}", log())
+}
+
 /// Runs the tests that the command line selects, with private mounts.
 pub fn run(tests: Vec<Test>) -> ExitCode {
     run_with(tests, true)

@@ -52,7 +52,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 pub fn trial(name: &str, test: impl Fn(&Node) -> Result<()> + Send + Sync + 'static) -> runner::Test {
     runner::test(name, move || {
         let node = Node::new()?;
-        test(&node).map_err(|error| error.context(format!("the agent's log:\n{}", node.log())))
+        test(&node).map_err(|error| runner::with_log(error, || node.log()))
     })
 }
 

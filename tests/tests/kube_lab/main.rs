@@ -63,7 +63,7 @@ fn with_cluster(shared: &Shared, work: impl Fn(&Cluster) -> Result<()>) -> Resul
         *cluster = Some(Cluster::new(&|_| {})?);
     }
     let cluster = cluster.as_ref().context("the cluster stands")?;
-    work(cluster).map_err(|error| error.context(format!("the agents' logs:\n{}", cluster.logs(40))))
+    work(cluster).map_err(|error| runner::with_log(error, || cluster.logs(40)))
 }
 
 fn schedules(cluster: &Cluster) -> Result<()> {

@@ -37,8 +37,7 @@ fn main() -> ExitCode {
                 }
                 let lab = lab.as_ref().context("the lab stands")?;
                 let ran = case.run(lab, family);
-                ran.map(drop)
-                    .map_err(|error| error.context(format!("the agents' logs:\n{}", lab.logs(40))))
+                ran.map(drop).map_err(|error| runner::with_log(error, || lab.logs(40)))
             }));
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 
-use super::outcome::{self, End, Outcome, Skip};
+use super::outcome::{self, End, Failure, Outcome, Skip};
 use super::summary::Row;
 use super::targets::{Built, guest_path};
 use super::{Selected, tell};
@@ -158,7 +158,7 @@ fn one(line: KernelLine, guest: &Guest, selected: &[&Selected<'_>]) -> Result<Ve
             place: line.to_string(),
             suite: unfinished.to_owned(),
             outcome: Outcome {
-                failures: vec![format!("(guest {})", ending.said())],
+                failures: vec![Failure::of_suite(format!("(guest {})", ending.said()))],
                 ..Outcome::default()
             },
             time: start.elapsed(),

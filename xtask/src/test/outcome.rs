@@ -7,16 +7,36 @@
 
 /// Marks a line for the summary.
 const STORY: &str = "STORY ";
+/// How much of what a failed test said goes into the summary.
+const SAID_LINES: usize = 12;
 
 /// What came out of one suite at one place.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) passed: u32,
-    /// Names, or a sentence if the suite itself failed.
-    pub(crate) failures: Vec<String>,
+    pub(crate) failures: Vec<Failure>,
     pub(crate) skips: Vec<Skip>,
     /// What the suite tells a reader, line by line.
     pub(crate) story: Vec<String>,
+}
+
+/// A test that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// Its name, or a sentence in brackets if the suite itself failed.
+    pub(crate) test: String,
+    /// The first lines of what it said.
+    pub(crate) said: Vec<String>,
+}
+
+impl Failure {
+    /// A failure of a whole suite.
+    pub(crate) fn of_suite(sentence: String) -> Self {
+        Self {
+            test: sentence,
+            said: Vec::new(),
+        }
+    }
 }
 
 /// A test that did not run.
@@ -63,33 +83,29 @@ pub(crate) fn read(output: &str, end: End) -> Outcome {
             let failed = count(counts, " failed") as usize;
             let names = failed_names(output);
             outcome.failures = (0..failed)
-                .map(|index| {
-                    names
-                        .get(index)
-                        .cloned()
-                        .unwrap_or_else(|| "a test without a name".to_owned())
+                .map(|index| match names.get(index) {
+                    Some(name) => Failure {
+                        said: said(output, name),
+                        test: name.clone(),
+                    },
+                    None => Failure::of_suite("a test without a name".to_owned()),
                 })
                 .collect();
         }
     }
     // A test that began to skip and then failed is a failure.
-    outcome.skips.retain(|skip| !outcome.failures.contains(&skip.test));
+    outcome
+        .skips
+        .retain(|skip| outcome.failures.iter().all(|failure| failure.test != skip.test));
     outcome.passed = outcome.passed.saturating_sub(outcome.skips.len() as u32);
-    match end {
-        End::TimedOut(seconds) => outcome.failures.push(format!("(killed after {seconds} s)")),
-        End::Signal => outcome.failures.push("(killed by a signal)".to_owned()),
-        End::Status(code) if !result => {
-            outcome
-                .failures
-                .push(format!("(ended with status {code} and no test result)"));
-        }
-        End::Status(0) => {}
-        End::Status(code) => {
-            if outcome.failures.is_empty() {
-                outcome.failures.push(format!("(ended with status {code})"));
-            }
-        }
-    }
+    let bad_end = match end {
+        End::TimedOut(seconds) => Some(format!("(killed after {seconds} s)")),
+        End::Signal => Some("(killed by a signal)".to_owned()),
+        End::Status(code) if !result => Some(format!("(ended with status {code} and no test result)")),
+        End::Status(code) if code != 0 && outcome.failures.is_empty() => Some(format!("(ended with status {code})")),
+        End::Status(_) => None,
+    };
+    outcome.failures.extend(bad_end.map(Failure::of_suite));
     outcome
 }
 
@@ -130,6 +146,23 @@ fn failed_names(output: &str) -> Vec<String> {
         .collect()
 }
 
+/// The first lines below a failed test's heading, `---- NAME ----` or `---- NAME stdout ----`.
+fn said(output: &str, name: &str) -> Vec<String> {
+    let heading = |line: &str| {
+        let name = line.strip_prefix("---- ")?.strip_suffix(" ----")?;
+        Some(name.strip_suffix(" stdout").unwrap_or(name).to_owned())
+    };
+    output
+        .lines()
+        .skip_while(|line| heading(line).as_deref() != Some(name))
+        .skip(1)
+        .take_while(|line| heading(line).is_none() && *line != "failures:")
+        .filter(|line| !line.trim().is_empty())
+        .take(SAID_LINES)
+        .map(|line| line.trim_end().to_owned())
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::{End, Outcome, Skip, read};
@@ -139,6 +172,10 @@ mod tests {
             test: test.to_owned(),
             reason: reason.to_owned(),
         }
+    }
+
+    fn named(outcome: &Outcome) -> Vec<&str> {
+        outcome.failures.iter().map(|failure| &*failure.test).collect()
     }
 
     #[test]
@@ -171,8 +208,22 @@ mod tests {
                       test result: FAILED. 1 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out\n";
         let outcome = read(output, End::Status(101));
         assert_eq!(outcome.passed, 1);
-        assert_eq!(outcome.failures, ["a"]);
+        assert_eq!(named(&outcome), ["a"]);
+        assert_eq!(outcome.failures[0].said, ["boom"]);
         assert_eq!(outcome.skips.len(), 2);
+    }
+
+    #[test]
+    fn each_failure_keeps_the_first_lines_of_what_it_said() {
+        let long = "a line\n".repeat(40);
+        let output = format!(
+            "failures:\n\n---- a::v4 ----\none\n\nCaused by:\n    two\n\n---- a ----\n{long}\nfailures:\n    a::v4\n    a\n\n\
+             test result: FAILED. 0 passed; 2 failed; 0 ignored\n"
+        );
+        let outcome = read(&output, End::Status(101));
+        assert_eq!(named(&outcome), ["a::v4", "a"]);
+        assert_eq!(outcome.failures[0].said, ["one", "Caused by:", "    two"]);
+        assert_eq!(outcome.failures[1].said.len(), 12);
     }
 
     #[test]
@@ -182,7 +233,7 @@ mod tests {
         let good = "test result: ok. 3 passed; 0 failed; 0 ignored\n";
         assert_eq!(read(good, End::Status(0)).failures.len(), 0);
         assert_eq!(read(good, End::Status(1)).failures.len(), 1);
-        assert_eq!(read(good, End::TimedOut(9)).failures, ["(killed after 9 s)"]);
+        assert_eq!(named(&read(good, End::TimedOut(9))), ["(killed after 9 s)"]);
     }
 
     #[test]

@@ -111,7 +111,10 @@ pub(crate) fn summarise(rows: &[Row], expected: &ExpectedSkips, strict: bool) ->
     }
     for row in rows {
         for failure in &row.outcome.failures {
-            let _ = writeln!(text, "failed: {} {}::{failure}", row.place, row.suite);
+            let _ = writeln!(text, "failed: {} {}::{}", row.place, row.suite, failure.test);
+            for line in &failure.said {
+                let _ = writeln!(text, "    {line}");
+            }
         }
     }
     if strict && unexpected > 0 {
@@ -139,7 +142,7 @@ fn place_in_words(place: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::{ExpectedSkips, Row, summarise};
-    use crate::test::outcome::{Outcome, Skip};
+    use crate::test::outcome::{Failure, Outcome, Skip};
     use std::time::Duration;
 
     fn row(place: &str, skips: &[&str]) -> Row {
@@ -167,6 +170,22 @@ mod tests {
         let summary = summarise(&[row("here", &["a"]), row("6.1", &[])], &ExpectedSkips::default(), true);
         assert_eq!(summary.text.lines().last(), Some("4 passed, 0 failed, 1 skipped"));
         assert_eq!(summary.unexpected_skips, 1);
+    }
+
+    #[test]
+    fn a_failure_says_why() {
+        let mut bad = row("6.1", &[]);
+        bad.outcome.failures = vec![Failure {
+            test: "t::v4".to_owned(),
+            said: vec!["3 and not 4".to_owned()],
+        }];
+        let summary = summarise(&[bad], &ExpectedSkips::default(), true);
+        assert_eq!(summary.failed, 1);
+        assert!(
+            summary.text.contains("failed: 6.1 sock_x::t::v4\n    3 and not 4\n"),
+            "{}",
+            summary.text
+        );
     }
 
     #[test]
