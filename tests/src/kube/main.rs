@@ -10,7 +10,11 @@ use clap::{Parser, Subcommand};
 use lb_user::lab::mounts::BpfFs;
 use serde_json::json;
 
-use super::{Cluster, faults, process, report, standing};
+use super::{
+    Cluster,
+    faults::{self, Schedule},
+    process, report, standing,
+};
 use crate::{
     command_line::{self, say, write_json},
     interrupt,
@@ -48,7 +52,7 @@ enum Verb {
         /// Write the outcomes to this file, as JSON
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
-        /// How many schedules of faults, where no names are given
+        /// How many schedules of faults, where no names are given; one in which name lookup fails for three minutes comes beside them
         #[arg(long, default_value_t = SCHEDULES)]
         schedules: u64,
         /// Only the cases of these rows or names
@@ -63,6 +67,9 @@ enum Verb {
         /// Play the schedule of this seed alone
         #[arg(long)]
         seed: Option<u64>,
+        /// Play the one alone in which name lookup fails for three minutes
+        #[arg(long, conflicts_with_all = ["count", "seed"])]
+        lost_names: bool,
         /// Write the outcome to this file, as JSON
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -91,18 +98,29 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Down => standing::STANDING.down()?,
         Verb::Hold => standing::hold()?,
         Verb::Pod(args) => process::run(&args)?,
-        Verb::Faults { count, seed, json } => return play_faults(count, seed, json.as_deref()),
+        Verb::Faults {
+            count,
+            seed,
+            lost_names,
+            json,
+        } => {
+            let schedules = match seed {
+                Some(seed) => vec![Schedule::of(seed)],
+                None if lost_names => vec![Schedule::of_lost_names()],
+                None => (1..=count).map(Schedule::of).collect(),
+            };
+            return play_faults(schedules, json.as_deref());
+        }
         Verb::Run { json, schedules, names } => return run_all(json.as_deref(), schedules, &names),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn play_faults(count: u64, seed: Option<u64>, json: Option<&Path>) -> Result<ExitCode> {
+fn play_faults(schedules: Vec<Schedule>, json: Option<&Path>) -> Result<ExitCode> {
     interrupt::catch()?;
     let _mounts = BpfFs::enter_private()?;
     let cluster = Cluster::new(&say)?;
-    let seeds = seed.map_or(1..=count, |seed| seed..=seed);
-    let tally = faults::run(&cluster, seeds)?;
+    let tally = faults::play(&cluster, schedules)?;
     write_json(json, &tally.to_json())?;
     say(&format!("\n{tally}"));
     Ok(ExitCode::from(u8::from(!tally.is_good())))
@@ -118,7 +136,8 @@ fn run_all(json: Option<&Path>, schedules: u64, names: &[String]) -> Result<Exit
     let mut failed = outcomes.iter().any(|outcome| outcome.result.is_err());
     let mut text = report::to_text(&outcomes);
     if names.is_empty() && schedules > 0 {
-        let tally = faults::run(&cluster, 1..=schedules)?;
+        let of_seeds = (1..=schedules).map(Schedule::of);
+        let tally = faults::play(&cluster, of_seeds.chain([Schedule::of_lost_names()]))?;
         all["faults"] = tally.to_json();
         failed |= !tally.is_good();
         text = format!("{text}\n{tally}");

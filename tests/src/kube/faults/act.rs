@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use lb_user::lab::Netns;
+use lb_user::{lab::Netns, view::KindView};
 
 use super::{
     CONVERGENCE, Tally,
@@ -56,7 +56,10 @@ pub(super) fn play(field: &mut Field<'_>, schedule: &Schedule, tally: &mut Tally
     // Every node in turn, and each that had something of its own to live through.
     let mut nodes = vec![(seed % u64::from(plan::NODES)) as u8 + 1];
     for (fault, _) in &schedule.faults {
-        if let Fault::CutOff(node, _) | Fault::KillAgent(node) | Fault::RebootNode(node) = fault
+        if let Fault::CutOff(node, _)
+        | Fault::BeginWithoutNames(node, _)
+        | Fault::KillAgent(node)
+        | Fault::RebootNode(node) = fault
             && !nodes.contains(node)
         {
             nodes.push(*node);
@@ -168,15 +171,30 @@ fn strike(field: &mut Field<'_>, fault: Fault, changes: &[Change]) -> Result<Ins
             account::write_token(cluster.api(), cluster.token())?;
         }
         Fault::LoseNames => {
-            cluster.names().be_silent(true);
-            let asked = cluster.names().asked();
-            reset_connections(cluster)?;
-            until("the agents to ask for the name", || {
-                ensure!(cluster.names().asked() >= asked + 3, "nobody asks");
-                Ok(())
-            })?;
+            lose_names(cluster)?;
             see_age(cluster)?;
             make(field, changes)?;
+            cluster.names().be_silent(false);
+        }
+        Fault::BeginWithoutNames(node, milliseconds) => {
+            let began = Instant::now();
+            cluster.node(node).kill()?;
+            lose_names(cluster)?;
+            cluster.node(node).launch()?;
+            // The others have looked the name up before, and go on with what it meant.
+            make(field, changes)?;
+            let (revision, marked) = (cluster.mark()?, Instant::now());
+            for other in (1..=plan::NODES).filter(|other| *other != node) {
+                wait_for_mark(cluster.node(other), revision)?;
+            }
+            let took = marked.elapsed();
+            ensure!(
+                took <= CONVERGENCE,
+                "without names, agents that know the address took {took:?}"
+            );
+            see_nothing_listed(cluster, node)?;
+            lasts(milliseconds.saturating_sub(began.elapsed().as_millis() as u64));
+            see_nothing_listed(cluster, node)?;
             cluster.names().be_silent(false);
         }
         Fault::RevokeRights => {
@@ -219,6 +237,30 @@ fn see_refusal(cluster: &Cluster, code: &str) -> Result<()> {
 
 fn see(cluster: &Cluster, what: &str, fits: impl Fn(&str) -> bool) -> Result<()> {
     until(what, || all_say(cluster, &fits))
+}
+
+/// Has nobody know the API server's name from now on, and returns when the agents have asked for it.
+fn lose_names(cluster: &Cluster) -> Result<()> {
+    cluster.names().be_silent(true);
+    let asked = cluster.names().asked();
+    reset_connections(cluster)?;
+    until("the agents to ask for the name", || {
+        ensure!(cluster.names().asked() >= asked + 3, "nobody asks");
+        Ok(())
+    })
+}
+
+/// Waits until a node's agent says that it could not look the API server's name up, and has listed nothing.
+fn see_nothing_listed(cluster: &Cluster, node: u8) -> Result<()> {
+    until("an agent to say that it cannot look the name up", || {
+        let kinds = cluster.node(node).ask(Agent::status)?.source.kinds;
+        let told = |kind: &KindView| {
+            let looked_up = kind.error.as_deref().is_some_and(|error| error.contains("looked up"));
+            looked_up && kind.synced.is_none()
+        };
+        ensure!(!kinds.is_empty() && kinds.iter().all(told), "{kinds:?}");
+        Ok(())
+    })
 }
 
 /// Whether each agent says of a kind that something is wrong with it, and until when it was known.

@@ -34,6 +34,8 @@ pub enum Fault {
     ExpireToken,
     /// Nobody knows the API server's name, and the connections are reset.
     LoseNames,
+    /// The same for so many milliseconds, while a node's agent is killed and begins again.
+    BeginWithoutNames(u8, u64),
     /// The agents may read nothing, and the connections are reset.
     RevokeRights,
     /// A node's agent is killed.
@@ -64,6 +66,7 @@ impl Fault {
             Self::RotateToken => "token rotated",
             Self::ExpireToken => "token expired",
             Self::LoseNames => "name lookup failing",
+            Self::BeginWithoutNames(..) => "name lookup failing for long, and an agent begins",
             Self::RevokeRights => "rights taken away",
             Self::KillAgent(_) => "agent killed",
             Self::RebootNode(_) => "node rebooted",
@@ -119,6 +122,18 @@ impl Schedule {
             faults: vec![(
                 Fault::KillServer { compact: true },
                 vec![Change::Delete(0), Change::Delete(1)],
+            )],
+        }
+    }
+
+    /// Name lookup fails for three minutes, and an agent begins meanwhile: had its waits grown, that would show when names are back.
+    pub fn of_lost_names() -> Self {
+        Self {
+            seed: 0,
+            first: vec![Change::Create(0), Change::Create(1)],
+            faults: vec![(
+                Fault::BeginWithoutNames(2, 180_000),
+                vec![Change::Delete(0), Change::Recreate(1), Change::Create(2)],
             )],
         }
     }
