@@ -180,12 +180,11 @@ fn list(
     let Some(Page { version, items, next }) = page else {
         return status(410, "Expired", "The provided continue parameter is too old");
     };
-    // Thousands of objects are not to be copied once more into one value around them.
     let kind = format!("{}List", resource.kind());
     let api_version = resource.api_version();
     let metadata = json!({"resourceVersion": version.to_string(), "continue": next.unwrap_or_default()});
-    let items = Value::Array(items);
-    let list = format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":{metadata},"items":{items}}}"#);
+    let items = items.join(",");
+    let list = format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":{metadata},"items":[{items}]}}"#);
     let content_type = if fault == Some(Fault::WrongContentType) {
         "text/plain"
     } else {

@@ -1,6 +1,6 @@
 //! The objects, their versions and their history.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::{Value, json};
 
@@ -118,19 +118,45 @@ pub(super) struct Event {
 #[derive(Debug)]
 pub(super) struct Page {
     pub(super) version: u64,
-    pub(super) items: Vec<Value>,
+    pub(super) items: Vec<Item>,
     pub(super) next: Option<String>,
+}
+
+/// An object as JSON, as it stands in a list.
+type Item = Arc<str>;
+
+/// An object as it is now.
+#[derive(Debug)]
+struct Stored {
+    object: Value,
+    /// Written once, so that a list of thousands costs its reader's time and not this server's.
+    item: Item,
+}
+
+impl Stored {
+    fn new(object: Value) -> Self {
+        let mut item = object.clone();
+        // The items of a typed list do not say what they are.
+        if let Some(item) = item.as_object_mut() {
+            item.remove("kind");
+            item.remove("apiVersion");
+        }
+        Self {
+            item: item.to_string().into(),
+            object,
+        }
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Store {
     version: u64,
-    objects: BTreeMap<(Resource, String, String), Value>,
+    objects: BTreeMap<(Resource, String, String), Stored>,
     history: Vec<Event>,
     /// Events up to this version are forgotten.
     compacted: u64,
     /// Lists under way: what is left of each, at the version that it shows.
-    continued: BTreeMap<String, (u64, Vec<Value>)>,
+    continued: BTreeMap<String, (u64, Vec<Item>)>,
     tokens: u64,
 }
 
@@ -160,7 +186,8 @@ impl Store {
         }
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        let old = self.objects.insert((resource, namespace, name), object.clone());
+        let stored = Stored::new(object.clone());
+        let old = self.objects.insert((resource, namespace, name), stored);
         self.history.push(Event {
             version: self.version,
             resource,
@@ -170,9 +197,10 @@ impl Store {
     }
 
     pub(super) fn delete(&mut self, resource: Resource, namespace: &str, name: &str) {
-        let Some(mut object) = self.objects.remove(&(resource, namespace.to_owned(), name.to_owned())) else {
+        let Some(stored) = self.objects.remove(&(resource, namespace.to_owned(), name.to_owned())) else {
             return;
         };
+        let mut object = stored.object;
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         self.history.push(Event {
@@ -201,8 +229,12 @@ impl Store {
     }
 
     pub(super) fn objects(&self, resource: Resource) -> Vec<Value> {
-        let of_kind = self.objects.iter().filter(|((kind, _, _), _)| *kind == resource);
-        of_kind.map(|(_, object)| object.clone()).collect()
+        self.of_kind(resource).map(|stored| stored.object.clone()).collect()
+    }
+
+    fn of_kind(&self, resource: Resource) -> impl Iterator<Item = &Stored> {
+        let of_kind = self.objects.iter().filter(move |((kind, _, _), _)| *kind == resource);
+        of_kind.map(|(_, stored)| stored)
     }
 
     pub(super) fn compact(&mut self) {
@@ -216,8 +248,9 @@ impl Store {
         self.compacted = 0;
         self.history.clear();
         self.continued.clear();
-        for object in self.objects.values_mut() {
-            object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        for stored in self.objects.values_mut() {
+            stored.object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+            *stored = Stored::new(stored.object.take());
         }
     }
 
@@ -240,15 +273,8 @@ impl Store {
 
     /// The first page of a list.
     pub(super) fn list(&mut self, resource: Resource, selector: &Selector, limit: usize) -> Page {
-        let mut items = self.objects(resource);
-        items.retain(|item| selector.admits(item));
-        for item in &mut items {
-            // The items of a typed list do not say what they are.
-            if let Some(item) = item.as_object_mut() {
-                item.remove("kind");
-                item.remove("apiVersion");
-            }
-        }
+        let admitted = self.of_kind(resource).filter(|stored| selector.admits(&stored.object));
+        let items = admitted.map(|stored| Arc::clone(&stored.item)).collect();
         self.page(self.version, items, limit)
     }
 
@@ -258,7 +284,7 @@ impl Store {
         Some(self.page(version, items, limit))
     }
 
-    fn page(&mut self, version: u64, mut items: Vec<Value>, limit: usize) -> Page {
+    fn page(&mut self, version: u64, mut items: Vec<Item>, limit: usize) -> Page {
         let rest = items.split_off(limit.min(items.len()));
         let next = (!rest.is_empty()).then(|| {
             self.tokens += 1;
