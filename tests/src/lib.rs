@@ -9,6 +9,7 @@ pub mod command_line;
 pub mod datapath;
 pub mod golden;
 pub mod interrupt;
+pub mod ipvs;
 pub mod kube;
 pub mod kube_proxy;
 pub mod lab;

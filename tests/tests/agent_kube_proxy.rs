@@ -1,20 +1,19 @@
 //! An agent beside kube-proxy: balance refuses to fight it, observe does not mind, and an override takes over.
 //!
-//! kube-proxy itself is its rules here, as a real one wrote them (`node_facts/captured`).
+//! kube-proxy itself is its rules here, as a real one wrote them (`node_facts/captured`); `sock_kube_proxy` has the real one.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use lb_tests::{
     agent::{
-        Agent, Node, must, trial, until,
+        Node, must, trial,
         web::{BACKENDS, VIP, serve_all, write_web},
     },
     kube_proxy::{self, Mode, NFTABLES},
     runner,
 };
 use lb_user::lab::{nft, server::Manner};
-use serde_json::Value;
 
 const TABLES: &str =
     "table ip kube-proxy (22 chains, 3 Service ports), table ip6 kube-proxy (18 chains, 1 Service ports)";
@@ -35,12 +34,6 @@ fn remove_rules(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// What the doctor says for a mode.
-fn doctor(node: &Node, mode: &str) -> Result<Value> {
-    let output = node.run(&["doctor", "--mode", mode, "-o", "json"])?;
-    Ok(serde_json::from_slice(&output.stdout)?)
-}
-
 fn refusal(node: &Node) -> Result<()> {
     nft::load(node.netns(), NFTABLES)?;
     let (code, said) = node.run_agent(&mut node.agent_command(&[]))?;
@@ -50,8 +43,8 @@ fn refusal(node: &Node) -> Result<()> {
         || said,
     )?;
     must(!node.own_pins().exists(), || "something was pinned".to_owned())?;
-    kube_proxy::diagnosed(&doctor(node, "balance")?, Some(Mode::Nftables), false)?;
-    let (state, found, _) = kube_proxy::check(&doctor(node, "observe")?, &Mode::Nftables.check())?;
+    kube_proxy::diagnosed(&kube_proxy::doctor(node, "balance")?, Some(Mode::Nftables), false)?;
+    let (state, found, _) = kube_proxy::check(&kube_proxy::doctor(node, "observe")?, &Mode::Nftables.check())?;
     must((state.as_str(), found.as_str()) == ("ok", TABLES), || {
         format!("{state}: {found}")
     })?;
@@ -67,25 +60,6 @@ fn refusal(node: &Node) -> Result<()> {
     node.start(&[])?.stop()
 }
 
-/// What the status says of other proxies.
-fn rivals(agent: &Agent) -> Result<Vec<String>> {
-    let problems = agent.status()?.problems;
-    let of_proxies = problems.into_iter().filter(|problem| problem.field == "--mode balance");
-    Ok(of_proxies
-        .map(|problem| format!("{}: {}", problem.object, problem.message))
-        .collect())
-}
-
-/// Waits until the status says this of other proxies.
-fn wait_rivals(agent: &Agent, wanted: &[&str]) -> Result<()> {
-    until("the status to say who else is at work", || {
-        let found = rivals(agent)?;
-        let same =
-            found.len() == wanted.len() && found.iter().zip(wanted).all(|(found, start)| found.starts_with(start));
-        must(same, || format!("{found:?}"))
-    })
-}
-
 fn beside(node: &Node) -> Result<()> {
     write_web(node, &BACKENDS)?;
     let _servers = serve_all(node, Manner::Greet)?;
@@ -93,7 +67,7 @@ fn beside(node: &Node) -> Result<()> {
     let agent = node.start(&["--beside-kube-proxy"])?;
     // These rules lead elsewhere; the socket hooks come before them.
     node.dial_many(VIP, 20)?;
-    wait_rivals(
+    kube_proxy::wait_rivals(
         &agent,
         &["kube-proxy (nftables): translates Services beside this agent: table ip kube-proxy"],
     )?;
@@ -102,15 +76,15 @@ fn beside(node: &Node) -> Result<()> {
     })?;
     remove_rules(node)?;
     node.dial_many(VIP, 20)?;
-    wait_rivals(&agent, &[])?;
+    kube_proxy::wait_rivals(&agent, &[])?;
     agent.stop()
 }
 
 fn later(node: &Node) -> Result<()> {
     let agent = node.start(&[])?;
-    wait_rivals(&agent, &[])?;
+    kube_proxy::wait_rivals(&agent, &[])?;
     nft::load(node.netns(), NFTABLES)?;
-    wait_rivals(&agent, &["kube-proxy (nftables): "])?;
+    kube_proxy::wait_rivals(&agent, &["kube-proxy (nftables): "])?;
     must(node.log().contains("translates Services beside this agent"), || {
         node.log()
     })?;

@@ -9,22 +9,6 @@ use std::{
 use anyhow::{Context, Result, bail};
 use lb_user::lab::Netns;
 
-/// Why IPVS cannot be had here, if it cannot.
-pub(crate) fn missing() -> Result<Option<String>> {
-    // Asked in a namespace of its own, as the file shows a namespace's.
-    let netns = Netns::new()?;
-    let listed = netns.run(|| fs::exists("/proc/thread-self/net/ip_vs"))?;
-    if !listed.context("look for IPVS")? {
-        return Ok(Some("this kernel has no IPVS (no /proc/net/ip_vs)".to_owned()));
-    }
-    let mut version = Command::new("ipvsadm");
-    version.arg("--version");
-    Ok(match version.output() {
-        Ok(_) => None,
-        Err(error) => Some(format!("ipvsadm does not start: {error}")),
-    })
-}
-
 /// A virtual server; it is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Ipvs {

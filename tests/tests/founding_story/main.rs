@@ -83,7 +83,7 @@ fn main() -> Result<ExitCode> {
 /// Runs a test where this kernel can tell the story at all, and skips it otherwise.
 fn run(name: &str, bpf: Option<&BpfFs>, test: fn(&BpfFs) -> Result<()>) -> Result<(), Failed> {
     let told = || -> Result<()> {
-        if let Some(reason) = ipvs::missing()? {
+        if let Some(reason) = lb_tests::ipvs::missing()? {
             writeln!(io::stdout(), "SKIP {name}: {reason}")?;
             return Ok(());
         }

@@ -95,6 +95,7 @@ const PROGRAMS: &[(Group, &str, &[&str])] = &[
     (Group::Vm, "qemu-system-x86_64", &["qemu-system-x86"]),
     (Group::Vm, "busybox", &["busybox-static"]),
     (Group::Vm, "ipvsadm", &["ipvsadm"]),
+    (Group::Vm, "ipset", &["ipset"]),
     (Group::Vm, "xz", &["xz-utils"]),
     (Group::Vm, "strip", &["binutils"]),
     (Group::Vm, "ldd", &["libc-bin"]),

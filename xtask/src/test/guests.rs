@@ -16,8 +16,11 @@ use super::targets::{Built, guest_path};
 use super::{Selected, tell};
 use crate::command::say;
 use crate::layout::Layout;
-use crate::setup::KernelLine;
+use crate::setup::{self, KernelLine};
 use crate::vm::{self, Ending, Guest, Image, MARK};
+
+/// The suite that runs the real kube-proxy.
+const KUBE_PROXY_SUITE: &str = "sock_kube_proxy";
 
 /// A suite that takes longer in a guest hangs.
 const SUITE_SECONDS: u64 = 1_200;
@@ -54,6 +57,11 @@ pub(super) fn run(layout: &Layout, lines: &[KernelLine], built: &Built, selected
         return Ok(Vec::new());
     }
     let mut image = Image::new(built.guest_programs());
+    if selected.iter().any(|selected| selected.suite.name == KUBE_PROXY_SUITE)
+        && let Some(control_plane) = setup::find_control_plane(layout)
+    {
+        image.add_kube_proxy(&control_plane)?;
+    }
     for Selected { suite, filter } in &selected {
         let words = [guest_path(suite).display().to_string()];
         let words: Vec<_> = words.iter().map(String::as_str).chain(*filter).map(vm::quote).collect();

@@ -29,11 +29,30 @@ pub(crate) struct Program {
 
 /// Tools besides busybox, at a place that its applets of the same name do not hide.
 const TOOLS: &[&str] = &["ip", "tc", "nft", "ipvsadm", "ss"];
+/// What kube-proxy runs besides.
+const KUBE_PROXY_TOOLS: &[&str] = &[
+    "ipset",
+    "iptables",
+    "iptables-restore",
+    "iptables-save",
+    "ip6tables",
+    "ip6tables-restore",
+    "ip6tables-save",
+];
+/// Where iptables has its matches and targets, by distribution; it loads them by this path.
+const XTABLES: &[&str] = &[
+    "/usr/lib/x86_64-linux-gnu/xtables",
+    "/usr/lib64/xtables",
+    "/usr/lib/xtables",
+];
+/// Where a guest has kube-proxy.
+const KUBE_PROXY: &str = "/kubernetes/kube-proxy";
 
 /// What a guest holds and does.
 #[derive(Debug)]
 pub(crate) struct Image {
     programs: Vec<Program>,
+    modules: &'static [&'static str],
     commands: String,
 }
 
@@ -42,8 +61,35 @@ impl Image {
     pub(crate) fn new(programs: Vec<Program>) -> Self {
         Self {
             programs,
+            modules: &[],
             commands: String::new(),
         }
+    }
+
+    /// Gives the guest kube-proxy and all that it runs; the suites and the bench find it there.
+    pub(crate) fn add_kube_proxy(&mut self, control_plane: &Path) -> Result<()> {
+        self.programs.push(Program {
+            host: control_plane.join("kube-proxy"),
+            guest: PathBuf::from(KUBE_PROXY),
+        });
+        for tool in KUBE_PROXY_TOOLS {
+            // A missing one shows in what kube-proxy says.
+            if let Some(host) = find_program(tool) {
+                let guest = Path::new("/sbin").join(tool);
+                self.programs.push(Program { host, guest });
+            }
+        }
+        for folder in XTABLES.iter().map(Path::new).filter(|folder| folder.is_dir()) {
+            for entry in fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))? {
+                let host = entry.with_context(|| format!("read {}", folder.display()))?.path();
+                self.programs.push(Program {
+                    guest: host.clone(),
+                    host,
+                });
+            }
+        }
+        self.modules = modules::KUBE_PROXY;
+        Ok(())
     }
 
     /// Runs a shell command as the next one.
@@ -94,7 +140,7 @@ impl Image {
         }
 
         let mut load = String::new();
-        for module in modules::in_order(&kernel.modules)? {
+        for module in modules::in_order(&kernel.modules, self.modules)? {
             let path = format!("/modules/{}.ko", module.name);
             archive.file(Path::new(&path), 0o644, &module.content);
             // A guest begins without a spare interface.
@@ -128,7 +174,7 @@ hostname evenkeel-vm
 cd /root
 # The default of 1,024 files is not enough for thousands of connections.
 ulimit -n 65536
-export EVENKEEL_IN_VM=1 EVENKEEL_BIN=/bin/evenkeel RUST_BACKTRACE=1
+export EVENKEEL_IN_VM=1 EVENKEEL_BIN=/bin/evenkeel EVENKEEL_CONTROL_PLANE=/kubernetes RUST_BACKTRACE=1
 code=0
 ";
 

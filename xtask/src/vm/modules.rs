@@ -60,19 +60,43 @@ const WANTED: &[&str] = &[
     "unix_diag",
 ];
 
+/// What kube-proxy's rules use besides, in its modes with iptables and with IPVS.
+pub(crate) const KUBE_PROXY: &[&str] = &[
+    "x_tables",
+    "nft_compat",
+    "xt_addrtype",
+    "xt_comment",
+    "xt_conntrack",
+    "xt_mark",
+    "xt_MASQUERADE",
+    "xt_nat",
+    "xt_nfacct",
+    "xt_set",
+    "xt_statistic",
+    "xt_tcpudp",
+    "ipt_REJECT",
+    "ip6t_REJECT",
+    "ip_set",
+    "ip_set_bitmap_port",
+    "ip_set_hash_ip",
+    "ip_set_hash_ipport",
+    "ip_set_hash_ipportip",
+    "ip_set_hash_ipportnet",
+];
+
 /// A module's name and its uncompressed content.
 pub(crate) struct Module {
     pub(crate) name: String,
     pub(crate) content: Vec<u8>,
 }
 
-/// Reads the wanted modules and all they depend on, in loading order.
-pub(crate) fn in_order(folder: &Path) -> Result<Vec<Module>> {
+/// Reads the wanted modules, these others and all they depend on, in loading order.
+pub(crate) fn in_order(folder: &Path, others: &[&str]) -> Result<Vec<Module>> {
     let mut files = BTreeMap::new();
     index(&folder.join("kernel"), &mut files)?;
     let mut order = Vec::new();
     let mut seen = BTreeSet::new();
-    for name in WANTED {
+    for name in WANTED.iter().chain(others) {
         visit(name, &files, &mut seen, &mut order)?;
     }
     Ok(order)

@@ -11,12 +11,15 @@ use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
-use serde_json::json;
 
-use crate::{bench::memory, kube::programs, kube_proxy::Mode};
-
-/// The period that comes nearest to none: zero in a configuration is kube-proxy's word for its default, one second.
-const AT_ONCE: &str = "1ms";
+pub(super) use crate::kube_proxy::process::Api;
+use crate::{
+    bench::memory,
+    kube_proxy::{
+        Mode,
+        process::{self, AT_ONCE, Settings},
+    },
+};
 
 /// Which proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,15 +39,6 @@ impl fmt::Display for Kind {
             }
         }
     }
-}
-
-/// Where a proxy finds the API server.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Api<'a> {
-    /// Plain HTTP at a URL.
-    Url(&'a str),
-    /// As a kubeconfig says.
-    Kubeconfig(&'a Path),
 }
 
 /// Where a proxy lives.
@@ -71,7 +65,13 @@ impl Proxy {
     pub(super) fn start(kind: Kind, home: Home<'_>, api: Api<'_>) -> Result<Self> {
         let mut command = match kind {
             Kind::Evenkeel => agent(home, api)?,
-            Kind::KubeProxy { mode, at_once } => kube_proxy(mode, at_once, home, api)?,
+            Kind::KubeProxy { mode, at_once } => process::command(Settings {
+                mode,
+                at_once,
+                node: home.node,
+                api,
+                folder: home.folder,
+            })?,
         };
         home.netns.place(&mut command);
         home.cgroup.place(&mut command)?;
@@ -114,14 +114,7 @@ impl Proxy {
                     fs::remove_dir_all(&path).with_context(|| format!("remove {}", path.display()))?;
                 }
             }
-            Kind::KubeProxy { .. } => {
-                let mut command = Command::new("nft");
-                netns.place(command.args(["flush", "ruleset"]));
-                let output = command.output().context("start nft")?;
-                if !output.status.success() {
-                    bail!("nft flush ruleset: {}", String::from_utf8_lossy(&output.stderr));
-                }
-            }
+            Kind::KubeProxy { mode, .. } => process::wipe(mode, netns)?,
         }
         Ok(())
     }
@@ -151,34 +144,6 @@ fn agent(home: Home<'_>, api: Api<'_>) -> Result<Command> {
     command.arg("--bpffs").arg(pins);
     command.arg("--socket").arg(home.folder.join("agent.sock"));
     child::forget_configuration(&mut command);
-    Ok(command)
-}
-
-fn kube_proxy(mode: Mode, at_once: bool, home: Home<'_>, api: Api<'_>) -> Result<Command> {
-    // The harness speaks JSON alone; from the real server kube-proxy takes its own default.
-    let (kubeconfig, content_type) = match api {
-        Api::Url(_) => (None, "application/json"),
-        Api::Kubeconfig(path) => (Some(path), "application/vnd.kubernetes.protobuf"),
-    };
-    let mut config = json!({
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
-        "mode": mode.name(), "hostnameOverride": home.node,
-        "clientConnection": {"kubeconfig": kubeconfig.unwrap_or_else(|| Path::new("")), "contentType": content_type},
-        // No setting of the machine is touched, and nothing of its priorities.
-        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-        "oomScoreAdj": 0,
-        "healthzBindAddress": "127.0.0.1:10256", "metricsBindAddress": "127.0.0.1:10249",
-    });
-    if at_once {
-        config[mode.name()] = json!({"minSyncPeriod": AT_ONCE});
-    }
-    let file = home.folder.join("kube-proxy.json");
-    fs::write(&file, config.to_string()).with_context(|| format!("write {}", file.display()))?;
-    let mut command = Command::new(programs::find("kube-proxy")?);
-    command.arg("--config").arg(file);
-    if let Api::Url(url) = api {
-        command.args(["--master", url]);
-    }
     Ok(command)
 }
 

@@ -1,12 +1,16 @@
-//! What the doctor and a refused agent must say of a kube-proxy, by its mode.
+//! kube-proxy in its modes: what the doctor and a refused agent must say of it, and, in `process`, the real one.
 //!
-//! Judged here are their words alone; who runs them beside what is the tests'. Rules that a real one wrote are at hand.
+//! Who runs them beside what is the tests'. Rules that a real one wrote are at hand.
+
+pub mod process;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::agent::{Agent, Node, until};
+
 /// The rules of a real kube-proxy in its nftables mode, as `nft` takes them; see the README beside them.
-pub const NFTABLES: &str = include_str!("../tests/node_facts/captured/nftables.nft");
+pub const NFTABLES: &str = include_str!("../../tests/node_facts/captured/nftables.nft");
 
 /// A mode of kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +49,38 @@ impl Mode {
             Self::Ipvs => "device kube-ipvs0 with ",
         }
     }
+}
+
+/// What `evenkeel doctor -o json` says on a node, for a mode of the agent.
+///
+/// # Errors
+/// Where it is no JSON.
+pub fn doctor(node: &Node, mode: &str) -> Result<Value> {
+    let output = node.run(&["doctor", "--mode", mode, "-o", "json"])?;
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// What the status says of other proxies.
+fn rivals(agent: &Agent) -> Result<Vec<String>> {
+    let problems = agent.status()?.problems;
+    let of_proxies = problems.into_iter().filter(|problem| problem.field == "--mode balance");
+    Ok(of_proxies
+        .map(|problem| format!("{}: {}", problem.object, problem.message))
+        .collect())
+}
+
+/// Waits until the status names these other proxies and no more, each by the start of what it says.
+///
+/// # Errors
+/// What it says instead.
+pub fn wait_rivals(agent: &Agent, wanted: &[&str]) -> Result<()> {
+    until("the status to say who else is at work", || {
+        let found = rivals(agent)?;
+        let same =
+            found.len() == wanted.len() && found.iter().zip(wanted).all(|(found, start)| found.starts_with(start));
+        ensure!(same, "{found:?}");
+        Ok(())
+    })
 }
 
 /// The doctor's check on whether kube-proxy runs.
