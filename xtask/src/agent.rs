@@ -1,6 +1,6 @@
-//! Builds the agent, and starts what was built: `build`, `demo`, `bench`, `lab`, `soak`.
+//! Builds the agent, and starts what was built: `build`, `demo`, `lab`, `kube`, `soak`, `fuzz`.
 //!
-//! What the demo, the bench and the lab do stands in their own crates. The invariant: the kernel object is built first, so that
+//! What the demo and the labs do stands in their own crates. The invariant: the kernel object is built first, so that
 //! the agent always carries the object of the same tree.
 
 use std::env;
@@ -36,28 +36,6 @@ pub(crate) fn demo(layout: &Layout, arguments: &[OsString]) -> Result<()> {
     let mut demo = Command::new(layout.target.join("release/evenkeel"));
     demo.arg("demo");
     become_program(demo, arguments)
-}
-
-/// `cargo xtask bench`: replaces this process by the bench.
-pub(crate) fn bench(layout: &Layout, arguments: &[OsString]) -> Result<()> {
-    need_root(
-        "bench",
-        "cargo build --release -p lb-user -p lb-tests --bins` and then `sudo target/release/evenkeel-bench",
-    )?;
-    let mut groups = vec![Group::Build, Group::Sockets];
-    let beside_kube_proxy = arguments.iter().any(|argument| argument == "--kube");
-    if beside_kube_proxy {
-        groups.push(Group::ControlPlane);
-    }
-    setup::require(layout, &groups)?;
-    // The bench starts agents of its own.
-    build(layout, &["lb-user", "lb-tests"], true)?;
-    let mut bench = Command::new(layout.target.join("release/evenkeel-bench"));
-    bench.env("EVENKEEL_BIN", layout.target.join("release/evenkeel"));
-    if beside_kube_proxy && let Some(folder) = setup::find_control_plane(layout) {
-        bench.env("EVENKEEL_CONTROL_PLANE", folder);
-    }
-    become_program(bench, arguments)
 }
 
 /// `cargo xtask fuzz`: replaces this process by the fuzzer.
@@ -118,7 +96,7 @@ pub(crate) fn soak(layout: &Layout, arguments: &[OsString]) -> Result<()> {
 }
 
 /// Builds the kernel object and then the binaries of the packages.
-fn build(layout: &Layout, packages: &[&str], release: bool) -> Result<()> {
+pub(crate) fn build(layout: &Layout, packages: &[&str], release: bool) -> Result<()> {
     ebpf::build(layout)?;
     step(&format!("building {}", packages.join(" and ")), || {
         let mut build = cargo(&layout.root);
@@ -146,7 +124,8 @@ fn profile(release: bool) -> &'static str {
     if release { "release" } else { "debug" }
 }
 
-fn need_root(task: &str, instead: &str) -> Result<()> {
+/// Refuses with what to do instead, where the caller is not root.
+pub(crate) fn need_root(task: &str, instead: &str) -> Result<()> {
     if is_root() {
         return Ok(());
     }
@@ -156,7 +135,8 @@ fn need_root(task: &str, instead: &str) -> Result<()> {
     )
 }
 
-fn become_program(mut program: Command, arguments: &[OsString]) -> Result<()> {
+/// Replaces this process; returns only if that fails.
+pub(crate) fn become_program(mut program: Command, arguments: &[OsString]) -> Result<()> {
     program.args(arguments);
     let error = program.exec();
     Err(error).with_context(|| format!("cannot start `{}`", command::shown(&program)))

@@ -4,6 +4,7 @@
 //! Tasks bring what they need themselves, so that a fresh clone needs no other step.
 
 mod agent;
+mod bench;
 mod bless;
 mod ci;
 mod command;
@@ -98,15 +99,13 @@ enum Task {
     Story(story::Options),
     /// Measure connect cost, sync time, evenness and memory on this machine (needs root).
     ///
-    /// All arguments go to `evenkeel-bench`.
+    /// All further arguments go to `evenkeel-bench`. With --kernel it runs inside a virtual machine, where kube-proxy has IPVS.
     #[command(
-        after_help = "Examples:\n  cargo xtask bench\n  cargo xtask bench --json bench.json\n  cargo xtask bench -- --help"
+        after_help = "Examples:\n  cargo xtask bench\n  cargo xtask bench --json bench.json\n  cargo xtask bench -- --help\n  \
+                            cargo xtask bench --kernel 6.12 --json ipvs.json --kube --kube-modes ipvs --kube-services 100,1000 \
+                            --kube-api-services 0"
     )]
-    Bench {
-        /// Arguments of `evenkeel-bench`.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<OsString>,
-    },
+    Bench(bench::Options),
     /// A cluster of three nodes in network namespaces: build it, look around, run the contract's cases in it (needs root).
     ///
     /// `run` builds a lab of its own, runs every case in both families, prints a table and removes the lab; it exits with 1
@@ -189,7 +188,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Story(options) => return story::command(&layout, &options),
         Task::Demo { arguments } => agent::demo(&layout, &arguments)?,
         Task::Fuzz { arguments } => agent::fuzz(&layout, &arguments)?,
-        Task::Bench { arguments } => agent::bench(&layout, &arguments)?,
+        Task::Bench(options) => return bench::command(&layout, &options),
         Task::Lab { arguments } => agent::lab(&layout, &arguments)?,
         Task::Kube { arguments } => agent::kube(&layout, &arguments)?,
         Task::Soak { arguments } => agent::soak(&layout, &arguments)?,

@@ -28,12 +28,15 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Parser;
 use lb_user::lab::ChildCgroup;
 
 use self::report::Report;
-use crate::{command_line, interrupt, kube_proxy::Mode};
+use crate::{
+    command_line, interrupt,
+    kube_proxy::{Mode, process},
+};
 
 /// Measure what Evenkeel costs and how well it balances
 #[derive(Debug, Parser)]
@@ -57,16 +60,15 @@ struct Args {
     /// With --kube: so many Services in the real API server; 0 leaves it out
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [100, 1_000], value_parser = clap::value_parser!(u32).range(0..=20_000))]
     kube_api_services: Vec<u32>,
-    /// With --kube: kube-proxy in these modes
+    /// With --kube: kube-proxy in these modes: nftables, iptables, ipvs
     #[arg(long, value_name = "MODE,..", value_delimiter = ',', default_values = ["nftables", "iptables"], value_parser = mode)]
     kube_modes: Vec<Mode>,
 }
 
-/// A mode of kube-proxy that runs in any network namespace.
+/// A mode of kube-proxy.
 fn mode(text: &str) -> Result<Mode, String> {
-    let known = [Mode::Nftables, Mode::Iptables];
-    let mode = known.into_iter().find(|mode| mode.name() == text);
-    mode.ok_or_else(|| "known are nftables and iptables".to_owned())
+    let mode = Mode::ALL.into_iter().find(|mode| mode.name() == text);
+    mode.ok_or_else(|| "known are nftables, iptables and ipvs".to_owned())
 }
 
 /// A part of the bench.
@@ -153,6 +155,15 @@ fn run(args: &Args) -> Result<usize> {
     }
     let mut measured = Ok(());
     if args.kube {
+        for mode in &args.kube_modes {
+            if let Some(reason) = process::missing(*mode)? {
+                bail!(
+                    "kube-proxy cannot run in its mode {} here: {reason}; `cargo xtask bench --kernel 6.12 --kube` measures in a \
+                     virtual machine",
+                    mode.name()
+                );
+            }
+        }
         let options = kube::Options {
             services: args.kube_services.clone(),
             real_services: args

@@ -79,7 +79,7 @@ pub(crate) fn prepare(layout: &Layout, line: KernelLine, image: &Image) -> Resul
 }
 
 /// Joins words so that the guest's shell takes them apart in the same way.
-fn shell_words(words: &[OsString]) -> Result<String> {
+pub(crate) fn shell_words(words: &[OsString]) -> Result<String> {
     let quoted: Result<Vec<_>> = words
         .iter()
         .map(|word| {
