@@ -119,6 +119,7 @@ impl Image {
         archive.file(Path::new("/etc/hosts"), 0o644, b"127.0.0.1 localhost\n::1 localhost\n");
         archive.file(Path::new("/etc/passwd"), 0o644, b"root:x:0:0:root:/root:/bin/sh\n");
         archive.file(Path::new("/etc/group"), 0o644, b"root:x:0:\n");
+        archive.file(Path::new("/etc/protocols"), 0o644, PROTOCOLS.as_bytes());
         archive.file(Path::new("/sbin/modprobe"), 0o755, MODPROBE.as_bytes());
 
         let mut libraries = BTreeSet::new();
@@ -153,6 +154,9 @@ impl Image {
         Ok(archive.finish())
     }
 }
+
+/// `ipset` reads protocols by name.
+const PROTOCOLS: &str = "icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n";
 
 /// All modules are loaded at the start: to ask for one of them succeeds.
 const MODPROBE: &str = "#!/bin/sh
