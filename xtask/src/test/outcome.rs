@@ -146,7 +146,7 @@ fn failed_names(output: &str) -> Vec<String> {
         .collect()
 }
 
-/// The first lines below a failed test's heading, `---- NAME ----` or `---- NAME stdout ----`.
+/// The first lines below a failed test's heading, `---- NAME ----` or `---- NAME stdout ----`; a backtrace is none of them.
 fn said(output: &str, name: &str) -> Vec<String> {
     let heading = |line: &str| {
         let name = line.strip_prefix("---- ")?.strip_suffix(" ----")?;
@@ -156,7 +156,7 @@ fn said(output: &str, name: &str) -> Vec<String> {
         .lines()
         .skip_while(|line| heading(line).as_deref() != Some(name))
         .skip(1)
-        .take_while(|line| heading(line).is_none() && *line != "failures:")
+        .take_while(|line| heading(line).is_none() && *line != "failures:" && *line != "Stack backtrace:")
         .filter(|line| !line.trim().is_empty())
         .take(SAID_LINES)
         .map(|line| line.trim_end().to_owned())
@@ -217,7 +217,7 @@ mod tests {
     fn each_failure_keeps_the_first_lines_of_what_it_said() {
         let long = "a line\n".repeat(40);
         let output = format!(
-            "failures:\n\n---- a::v4 ----\none\n\nCaused by:\n    two\n\n---- a ----\n{long}\nfailures:\n    a::v4\n    a\n\n\
+            "failures:\n\n---- a::v4 ----\none\n\nCaused by:\n    two\n\nStack backtrace:\n   0: main\n\n---- a ----\n{long}\nfailures:\n    a::v4\n    a\n\n\
              test result: FAILED. 0 passed; 2 failed; 0 ignored\n"
         );
         let outcome = read(&output, End::Status(101));
