@@ -34,7 +34,7 @@ use crate::{interrupt, objects, runner};
 
 pub use self::process::{Agent, Page};
 
-/// How long any condition may take: guests without hardware virtualisation are slow.
+/// How long any condition may take on a machine; see [`patience`].
 pub const PATIENCE: Duration = Duration::from_mins(1);
 /// The address of the node, as the agents are told.
 pub const NODE_V4: &str = "192.0.2.10";
@@ -64,17 +64,23 @@ pub fn binary() -> PathBuf {
     )
 }
 
+/// How long any condition may take here. A guest verifies programs at a fiftieth of the speed, and slower where its machine has other work.
+pub fn patience() -> Duration {
+    PATIENCE * if runner::in_guest() { 3 } else { 1 }
+}
+
 /// Asks until there is an answer; an error says what was waited for and what was there last.
 ///
 /// # Errors
-/// The last reason once [`PATIENCE`] is over.
+/// The last reason once [`patience`] is over.
 pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
-    let deadline = Instant::now() + PATIENCE;
+    let patience = patience();
+    let deadline = Instant::now() + patience;
     loop {
         match ask() {
             Ok(found) => return Ok(found),
             Err(error) if Instant::now() >= deadline => {
-                return Err(error).with_context(|| format!("waited {} s for: {what}", PATIENCE.as_secs()));
+                return Err(error).with_context(|| format!("waited {} s for: {what}", patience.as_secs()));
             }
             Err(_) => thread::sleep(Duration::from_millis(10)),
         }

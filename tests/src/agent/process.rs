@@ -21,8 +21,7 @@ use lb_user::{
     },
 };
 
-use super::{METRICS, PATIENCE, must, until};
-use crate::runner;
+use super::{METRICS, must, patience, until};
 
 /// A running agent; dropping it kills it.
 #[derive(Debug)]
@@ -58,8 +57,7 @@ impl Agent {
     /// # Errors
     /// Where it ends or does not become ready.
     pub fn wait_ready(&mut self) -> Result<()> {
-        // A guest verifies programs at a fiftieth of the speed, and slower where its machine has other work.
-        let deadline = Instant::now() + PATIENCE * if runner::in_guest() { 3 } else { 1 };
+        let deadline = Instant::now() + patience();
         loop {
             if let Some(status) = self.process.ended()? {
                 bail!("the agent ended ({status})");

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use lb_common::set::{ListEntry, SetWord};
 use lb_tests::{
     agent::{
-        Agent, Node, PATIENCE, must, until,
+        Agent, Node, must, patience, until,
         web::{
             BACKENDS, BACKENDS6, VIP, VIP6, echo, only_following, pinned_array, serve_all, started, write_endpoints,
             write_web,
@@ -53,12 +53,12 @@ pub(super) fn kill(node: &Node) -> Result<()> {
             ..Load::tcp(VIP.parse()?)
         },
     )?;
-    must(holds_within(PATIENCE, || client.made() >= 20), || {
+    must(holds_within(patience(), || client.made() >= 20), || {
         "no connection was made".to_owned()
     })?;
     agent.kill()?;
     let killed_at = client.made();
-    must(holds_within(PATIENCE, || client.made() >= killed_at + 20), || {
+    must(holds_within(patience(), || client.made() >= killed_at + 20), || {
         "no connection was made while the agent was dead".to_owned()
     })?;
     echo(&mut open)?;
@@ -68,7 +68,7 @@ pub(super) fn kill(node: &Node) -> Result<()> {
 
     let agent = node.start(&[])?;
     let restarted_at = client.made();
-    must(holds_within(PATIENCE, || client.made() >= restarted_at + 20), || {
+    must(holds_within(patience(), || client.made() >= restarted_at + 20), || {
         "no connection was made after the restart".to_owned()
     })?;
     let attempts = client.stop();
@@ -364,7 +364,7 @@ pub(super) fn other_abi(node: &Node) -> Result<()> {
             ..Load::tcp(VIP.parse()?)
         },
     )?;
-    must(holds_within(PATIENCE, || client.made() >= 20), || {
+    must(holds_within(patience(), || client.made() >= 20), || {
         "no connection was made".to_owned()
     })?;
     let agent = node.start(&[])?;
@@ -374,7 +374,7 @@ pub(super) fn other_abi(node: &Node) -> Result<()> {
         })
     })?;
     let replaced_at = client.made();
-    must(holds_within(PATIENCE, || client.made() >= replaced_at + 20), || {
+    must(holds_within(patience(), || client.made() >= replaced_at + 20), || {
         "no connection was made after the replacement".to_owned()
     })?;
     let attempts = client.stop();
