@@ -141,13 +141,20 @@ fn read_item(object: &RawValue, kind: Kind, converter: &mut Converter<'_>) -> Re
                     origin: converter.origin.to_string(),
                     object: object_label(kind, &key.name.namespace, &key.name.name),
                     field: "(object)".to_owned(),
-                    message: format!("cannot be read: {error}"),
+                    message: format!("cannot be read: {}", without_place(&error)),
                 }],
                 key: Some(key),
                 object: None,
             })
         }
     }
+}
+
+/// An error without its place in a text that nobody sees; the same mistake is told in the same words, wherever it was read.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    text.strip_suffix(&place).unwrap_or(&text).to_owned()
 }
 
 struct PageSeed<'a, 'c> {
@@ -296,7 +303,11 @@ mod tests {
             [true, false, true]
         );
         assert_eq!(all[1].problems.len(), 1);
-        assert!(all[1].problems[0].message.starts_with("cannot be read: "));
+        let said = &all[1].problems[0].message;
+        assert!(
+            said.starts_with("cannot be read: ") && !said.contains("column"),
+            "{said}"
+        );
     }
 
     #[test]
