@@ -53,6 +53,9 @@ pub(crate) fn command(layout: &Layout, options: &Options) -> Result<ExitCode> {
     });
     if options.beside_kube_proxy() {
         groups.push(Group::ControlPlane);
+        if options.kernel.is_some() {
+            groups.push(Group::KubeProxy);
+        }
     }
     if options.kernel.is_none() {
         agent::need_root(
@@ -87,9 +90,15 @@ fn here(layout: &Layout, options: &Options) -> Result<ExitCode> {
 
 /// Runs the bench in a guest; the exit status is the bench's.
 fn inside(layout: &Layout, options: &Options, kernel: KernelLine) -> Result<ExitCode> {
-    let of_guest = |argument: &OsString| argument.to_string_lossy().starts_with("--json");
-    if options.arguments.iter().any(of_guest) {
+    let given = |flag: &str| {
+        let mut arguments = options.arguments.iter();
+        arguments.any(|argument| argument.to_string_lossy().starts_with(flag))
+    };
+    if given("--json") {
         bail!("with --kernel, --json stands before the bench's own arguments: its file is of this machine");
+    }
+    if options.beside_kube_proxy() && !given("--kube-api-services") {
+        bail!("with --kernel, --kube wants --kube-api-services 0: guests have no API server of Kubernetes");
     }
     let release = layout.target.join("release");
     let programs = ["evenkeel", "evenkeel-bench"].map(|name| Program {
@@ -104,7 +113,7 @@ fn inside(layout: &Layout, options: &Options, kernel: KernelLine) -> Result<Exit
     }
     image.run(&format!(
         "evenkeel-bench --json {GUEST_JSON} {}; measured=$?\n\
-         printf '{MARK} begin json\\n'; cat {GUEST_JSON}; printf '\\n{MARK} end json\\n'; (exit $measured)",
+         printf '\\n{MARK} begin json\\n'; cat {GUEST_JSON} 2>/dev/null; printf '\\n{MARK} end json\\n'; (exit $measured)",
         shell_words(&options.arguments)?
     ));
     let guest = vm::prepare(layout, kernel, &image)?;
@@ -125,12 +134,13 @@ fn inside(layout: &Layout, options: &Options, kernel: KernelLine) -> Result<Exit
             guest.console().display()
         );
     };
-    if told.json.trim().is_empty() {
-        bail!(
-            "the bench wrote nothing; its console is in {}",
+    // What the kernel says on the console may stand between its lines.
+    serde_json::from_str::<serde::de::IgnoredAny>(&told.json).with_context(|| {
+        format!(
+            "the bench wrote no JSON; its console is in {}",
             guest.console().display()
-        );
-    }
+        )
+    })?;
     if let Some(file) = &options.json {
         fs::write(file, told.json.trim_end().to_owned() + "\n").with_context(|| format!("write {}", file.display()))?;
     }

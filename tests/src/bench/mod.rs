@@ -36,6 +36,7 @@ use self::report::Report;
 use crate::{
     command_line, interrupt,
     kube_proxy::{Mode, process},
+    runner::in_guest,
 };
 
 /// Measure what Evenkeel costs and how well it balances
@@ -122,8 +123,30 @@ pub fn main() -> ExitCode {
     )
 }
 
+/// Refuses modes of kube-proxy that cannot run here, before anything is measured.
+fn can_run(modes: &[Mode]) -> Result<()> {
+    for mode in modes {
+        if let Some(reason) = process::missing(*mode)? {
+            let elsewhere = if *mode == Mode::Ipvs && !in_guest() {
+                "; `cargo xtask bench --kernel 6.12 --kube --kube-modes ipvs --kube-services 100 --kube-api-services 0` measures it in a \
+                 virtual machine"
+            } else {
+                ""
+            };
+            bail!(
+                "kube-proxy cannot run in its mode {} here: {reason}{elsewhere}",
+                mode.name()
+            );
+        }
+    }
+    Ok(())
+}
+
 fn run(args: &Args) -> Result<usize> {
     interrupt::catch()?;
+    if args.kube {
+        can_run(&args.kube_modes)?;
+    }
     let home = ChildCgroup::new("bench")?;
     home.join()?;
     let (cpu, _) = place::cpus();
@@ -155,15 +178,6 @@ fn run(args: &Args) -> Result<usize> {
     }
     let mut measured = Ok(());
     if args.kube {
-        for mode in &args.kube_modes {
-            if let Some(reason) = process::missing(*mode)? {
-                bail!(
-                    "kube-proxy cannot run in its mode {} here: {reason}; `cargo xtask bench --kernel 6.12 --kube` measures in a \
-                     virtual machine",
-                    mode.name()
-                );
-            }
-        }
         let options = kube::Options {
             services: args.kube_services.clone(),
             real_services: args

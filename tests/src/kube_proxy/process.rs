@@ -61,6 +61,12 @@ pub fn missing(mode: Mode) -> Result<Option<String>> {
             ipvs::missing()?,
         ),
     };
+    // Its cleanup asks so, and leaves everything where the answer is no.
+    let why = why.or_else(|| {
+        let asked = (mode == Mode::Ipvs).then(|| Command::new("modprobe").args(["-va", "ip_vs"]).output());
+        let no = asked.is_some_and(|output| !output.is_ok_and(|output| output.status.success()));
+        no.then(|| "`modprobe ip_vs` does not succeed, which kube-proxy's cleanup needs".to_owned())
+    });
     let absent = programs
         .iter()
         .find(|program| Command::new(program).arg("--version").output().is_err());

@@ -24,6 +24,8 @@ pub(crate) enum Group {
     Prometheus,
     /// For tests and benches with a real control plane.
     ControlPlane,
+    /// For kube-proxy inside virtual machines.
+    KubeProxy,
     /// For `cargo xtask lint`.
     Lint,
 }
@@ -36,6 +38,7 @@ impl Group {
         Self::Vm,
         Self::Prometheus,
         Self::ControlPlane,
+        Self::KubeProxy,
         Self::Lint,
     ];
 
@@ -47,6 +50,7 @@ impl Group {
             Self::Vm => "for tests inside virtual machines",
             Self::Prometheus => "for tests with Prometheus",
             Self::ControlPlane => "for tests with a real control plane",
+            Self::KubeProxy => "for kube-proxy inside virtual machines",
             Self::Lint => "for lint",
         }
     }
@@ -95,10 +99,11 @@ const PROGRAMS: &[(Group, &str, &[&str])] = &[
     (Group::Vm, "qemu-system-x86_64", &["qemu-system-x86"]),
     (Group::Vm, "busybox", &["busybox-static"]),
     (Group::Vm, "ipvsadm", &["ipvsadm"]),
-    (Group::Vm, "ipset", &["ipset"]),
     (Group::Vm, "xz", &["xz-utils"]),
     (Group::Vm, "strip", &["binutils"]),
     (Group::Vm, "ldd", &["libc-bin"]),
+    (Group::KubeProxy, "ipset", &["ipset"]),
+    (Group::KubeProxy, "iptables", &["iptables"]),
 ];
 
 /// What of the groups is missing on this machine.

@@ -92,13 +92,15 @@ pub(crate) fn build_defect(layout: &Layout) -> Result<PathBuf> {
             build.args(["build", "--locked", "--workspace", "--bin", "evenkeel"]);
             crate::command::run(build.args(features))
         };
-        agent(&["--features", DEFECT])?;
         let kept = layout.target.join("defect/evenkeel");
-        let folder = kept.parent().context("a file lies in a folder")?;
-        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-        fs::copy(layout.target.join("debug/evenkeel"), &kept).context("keep the agent with a defect")?;
-        // The ordinary one takes its place again; it is built already.
+        let built = agent(&["--features", DEFECT]).and_then(|()| {
+            let folder = kept.parent().context("a file lies in a folder")?;
+            fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+            fs::copy(layout.target.join("debug/evenkeel"), &kept).context("keep the agent with a defect")
+        });
+        // The ordinary one takes its place again, whatever happened; it is built already.
         agent(&[])?;
+        built?;
         Ok(kept)
     })
 }
