@@ -57,7 +57,9 @@ pub(crate) fn command(layout: &Layout, options: &Options) -> Result<ExitCode> {
             groups.push(Group::KubeProxy);
         }
     }
-    if options.kernel.is_none() {
+    if options.kernel.is_some() {
+        fit_for_guest(options)?;
+    } else {
         agent::need_root(
             "bench",
             "cargo build --release -p lb-user -p lb-tests --bins` and then `sudo target/release/evenkeel-bench",
@@ -70,6 +72,21 @@ pub(crate) fn command(layout: &Layout, options: &Options) -> Result<ExitCode> {
         Some(kernel) => inside(layout, options, kernel),
         None => here(layout, options),
     }
+}
+
+/// Refuses what a guest could not do, before anything is built.
+fn fit_for_guest(options: &Options) -> Result<()> {
+    let given = |flag: &str| {
+        let mut arguments = options.arguments.iter();
+        arguments.any(|argument| argument.to_string_lossy().starts_with(flag))
+    };
+    if given("--json") {
+        bail!("with --kernel, --json stands before the bench's own arguments: its file is of this machine");
+    }
+    if options.beside_kube_proxy() && !given("--kube-api-services") {
+        bail!("with --kernel, --kube wants --kube-api-services 0: guests have no API server of Kubernetes");
+    }
+    Ok(())
 }
 
 /// Replaces this process by the bench.
@@ -90,16 +107,6 @@ fn here(layout: &Layout, options: &Options) -> Result<ExitCode> {
 
 /// Runs the bench in a guest; the exit status is the bench's.
 fn inside(layout: &Layout, options: &Options, kernel: KernelLine) -> Result<ExitCode> {
-    let given = |flag: &str| {
-        let mut arguments = options.arguments.iter();
-        arguments.any(|argument| argument.to_string_lossy().starts_with(flag))
-    };
-    if given("--json") {
-        bail!("with --kernel, --json stands before the bench's own arguments: its file is of this machine");
-    }
-    if options.beside_kube_proxy() && !given("--kube-api-services") {
-        bail!("with --kernel, --kube wants --kube-api-services 0: guests have no API server of Kubernetes");
-    }
     let release = layout.target.join("release");
     let programs = ["evenkeel", "evenkeel-bench"].map(|name| Program {
         host: release.join(name),
