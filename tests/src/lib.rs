@@ -22,4 +22,5 @@ pub mod runner;
 pub mod schedules;
 pub mod socket;
 pub mod standing;
+pub mod tool;
 pub mod world;

@@ -96,19 +96,6 @@ impl Real {
     }
 }
 
-/// Ends what an agent left in the kernel.
-fn clean(node: &Node) -> Result<()> {
-    let (bpffs, name) = (node.pins(), node.pin_name());
-    let bpffs = bpffs.parent().context("pins lie in a folder")?.display().to_string();
-    let output = node.run(&["cleanup", "--bpffs", &bpffs, "--pin-name", name])?;
-    ensure!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    Ok(())
-}
-
 fn meet(node: &Node, mode: Mode) -> Result<()> {
     if let Some(reason) = process::missing(mode)? {
         return Err(runner::skip(reason));
@@ -140,7 +127,7 @@ fn meet(node: &Node, mode: Mode) -> Result<()> {
         })?;
     }
     agent.stop()?;
-    clean(node)?;
+    node.cleanup()?;
 
     // What it wrote stays in force without it.
     real.process.kill()?;

@@ -5,10 +5,10 @@ use std::{
     io::Read,
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::OwnedFd,
-    process::{Command, ExitCode},
+    process::ExitCode,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use lb_common::{
     addr::Addr,
     counter::{action, hook},
@@ -18,7 +18,7 @@ use lb_common::{
 use lb_tests::{
     bpf::{self, insn},
     datapath::{Datapath, Setup, wait_until},
-    runner, socket,
+    runner, socket, tool,
     world::{Dial, VIP_PORT, World, service},
 };
 use lb_user::{
@@ -72,15 +72,7 @@ fn beyond(dial: Dial) -> Result<SocketAddr> {
 
 /// Runs `ip` in the clients' namespace.
 fn ip(world: &World, arguments: &[&str]) -> Result<()> {
-    let mut command = Command::new("ip");
-    world.near.place(command.args(arguments));
-    let output = command.output().context("start `ip`")?;
-    ensure!(
-        output.status.success(),
-        "ip {arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(())
+    tool::run(&world.near, "ip", arguments).map(drop)
 }
 
 /// The servers' namespace swallows what comes to the backends' port.

@@ -4,7 +4,7 @@ use std::{
     io::Read,
     net::{IpAddr, SocketAddr, TcpStream},
     os::fd::AsFd,
-    process::{Command, ExitCode},
+    process::ExitCode,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -18,6 +18,7 @@ use lb_tests::{
     bpf,
     datapath::{Datapath, Setup, wait_until},
     runner::{self, skip, test},
+    tool,
     world::{Dial, PORT, VIP_PORT, World, service},
 };
 use lb_user::{
@@ -201,15 +202,7 @@ fn backend_left(dial: Dial) -> Result<()> {
 
 /// Runs `ip` in a namespace.
 fn ip(netns: &Netns, arguments: &[&str]) -> Result<()> {
-    let mut command = Command::new("ip");
-    netns.place(command.args(arguments));
-    let output = command.output().context("start `ip`")?;
-    ensure!(
-        output.status.success(),
-        "ip {arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(())
+    tool::run(netns, "ip", arguments).map(drop)
 }
 
 fn vlan() -> Result<()> {

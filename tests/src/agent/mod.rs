@@ -35,7 +35,7 @@ use crate::{interrupt, objects, runner};
 pub use self::process::{Agent, Page};
 
 /// How long any condition may take on a machine; see [`patience`].
-pub const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// The address of the node, as the agents are told.
 pub const NODE_V4: &str = "192.0.2.10";
 /// The node's IPv6 address.
@@ -320,6 +320,16 @@ impl Node {
     /// Where it cannot be started.
     pub fn run(&self, arguments: &[&str]) -> Result<Output> {
         self.command(arguments).output().context("run evenkeel")
+    }
+
+    /// Removes what a stopped agent left in the kernel; gives what the verb said.
+    ///
+    /// # Errors
+    /// Where the verb fails, with what it said.
+    pub fn cleanup(&self) -> Result<String> {
+        let output = self.run(&["cleanup", "--pin-name", &self.pin_name])?;
+        must(output.status.success(), || format!("{output:?}"))?;
+        Ok(String::from_utf8(output.stdout)?)
     }
 
     /// Runs an agent that is expected to end by itself, and returns its exit code and what it said.

@@ -8,13 +8,13 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use lb_user::lab::Netns;
 use nix::{errno::Errno, net::if_::if_nametoindex};
 use serde_json::json;
 
 use super::Mode;
-use crate::{ipvs, kube::programs};
+use crate::{ipvs, kube::programs, tool};
 
 /// The period that comes nearest to none: zero in a configuration is kube-proxy's word for its default, one second.
 pub const AT_ONCE: &str = "1ms";
@@ -53,24 +53,25 @@ pub fn missing(mode: Mode) -> Result<Option<String>> {
     if programs::find("kube-proxy").is_err() {
         return Ok(Some("kube-proxy is not here: it is built by Go".to_owned()));
     }
-    let (programs, why): (&[&str], _) = match mode {
-        Mode::Nftables => (&["nft"], None),
-        Mode::Iptables => (&["iptables-restore", "ip6tables-restore"], None),
-        Mode::Ipvs => (
-            &["ipset", "ipvsadm", "iptables-restore", "ip6tables-restore"],
-            ipvs::missing()?,
-        ),
+    if mode == Mode::Ipvs {
+        if let Some(reason) = ipvs::missing()? {
+            return Ok(Some(reason));
+        }
+        // Its cleanup asks so, and leaves everything where the answer is no.
+        let asked = Command::new("modprobe").args(["-va", "ip_vs"]).output();
+        if !asked.is_ok_and(|output| output.status.success()) {
+            let reason = "`modprobe ip_vs` does not succeed, which kube-proxy's cleanup needs";
+            return Ok(Some(reason.to_owned()));
+        }
+    }
+    let programs: &[&str] = match mode {
+        Mode::Nftables => &["nft"],
+        Mode::Iptables => &["iptables-restore", "ip6tables-restore"],
+        Mode::Ipvs => &["ipset", "iptables-restore", "ip6tables-restore"],
     };
-    // Its cleanup asks so, and leaves everything where the answer is no.
-    let why = why.or_else(|| {
-        let asked = (mode == Mode::Ipvs).then(|| Command::new("modprobe").args(["-va", "ip_vs"]).output());
-        let no = asked.is_some_and(|output| !output.is_ok_and(|output| output.status.success()));
-        no.then(|| "`modprobe ip_vs` does not succeed, which kube-proxy's cleanup needs".to_owned())
-    });
-    let absent = programs
-        .iter()
-        .find(|program| Command::new(program).arg("--version").output().is_err());
-    Ok(why.or_else(|| absent.map(|program| format!("{program} does not start, which kube-proxy needs"))))
+    let starts = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    let absent = programs.iter().find(|program| !starts(program));
+    Ok(absent.map(|program| format!("{program} does not start, which kube-proxy needs")))
 }
 
 /// Its command line; the caller places it.
@@ -131,28 +132,15 @@ fn program() -> Result<PathBuf> {
 /// # Errors
 /// What could not be removed.
 pub fn wipe(mode: Mode, netns: &Netns) -> Result<()> {
-    run(netns, "nft", &["flush", "ruleset"])?;
+    tool::run(netns, "nft", &["flush", "ruleset"])?;
     if mode == Mode::Ipvs {
-        run(netns, "ipset", &["destroy"])?;
-        run(netns, "ipvsadm", &["--clear"])?;
+        tool::run(netns, "ipset", &["destroy"])?;
+        tool::run(netns, "ipvsadm", &["--clear"])?;
         match netns.run(|| if_nametoindex(DEVICE))? {
-            Ok(_) => run(netns, "ip", &["link", "delete", DEVICE])?,
+            Ok(_) => drop(tool::run(netns, "ip", &["link", "delete", DEVICE])?),
             Err(Errno::ENODEV) => {}
             Err(error) => return Err(error).context(DEVICE),
         }
     }
-    Ok(())
-}
-
-fn run(netns: &Netns, program: &str, arguments: &[&str]) -> Result<()> {
-    let mut command = Command::new(program);
-    netns.place(command.args(arguments));
-    let output = command.output().with_context(|| format!("start {program}"))?;
-    ensure!(
-        output.status.success(),
-        "{program} {}: {}",
-        arguments.join(" "),
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
     Ok(())
 }

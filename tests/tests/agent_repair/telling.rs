@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context, Result};
 use lb_tests::{
     agent::{
-        Node, PATIENCE, must, until,
+        Node, must, patience, until,
         web::{BACKENDS, BACKENDS6, VIP, only_following, serve_all, write_web},
     },
     bpf,
@@ -199,7 +199,7 @@ pub(super) fn metrics(node: &Node) -> Result<()> {
     // A Service's series go a minute after it.
     node.manifests().remove("web.yaml")?;
     let gone = of("evenkeel_service_connects_total", "web");
-    let deadline = Duration::from_mins(1) + PATIENCE;
+    let deadline = Duration::from_mins(1) + patience();
     must(
         holds_within(deadline, || {
             agent.metrics().is_ok_and(|found| !found.contains_key(&gone))

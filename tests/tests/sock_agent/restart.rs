@@ -172,8 +172,7 @@ pub(super) fn terminate_balance(node: &Node) -> Result<()> {
     must(met.len() == 3, || format!("without an agent only {met:?} were met"))?;
     let met = node.dial_many(VIP6, 60)?;
     must(met.len() == 2, || format!("without an agent only {met:?} were met"))?;
-    let cleanup = node.run(&["cleanup", "--pin-name", node.pin_name()])?;
-    must(cleanup.status.success(), || format!("{cleanup:?}"))?;
+    node.cleanup()?;
     nothing_is_left(node)?;
     must(node.dial(VIP).is_err(), || {
         "a connection is still translated".to_owned()

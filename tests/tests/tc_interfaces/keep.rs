@@ -275,20 +275,13 @@ pub(super) fn others(node: &Node) -> Result<()> {
         must(all.len() == 4, || format!("{all:?}"))
     })?;
     agent.kill()?;
-    clean(node)?;
+    node.cleanup()?;
     wait_attached(node, "up0", &[])?;
     let after = theirs()?;
     must(before == after, || format!("{before:?} became {after:?}"))?;
     let shown = tool(node.netns(), "tc qdisc show dev up0")?;
     let shown = String::from_utf8(shown.stdout)?;
     must(shown.contains("clsact"), || shown.clone())
-}
-
-fn clean(node: &Node) -> Result<String> {
-    let output = node.run(&["cleanup", "--pin-name", node.pin_name()])?;
-    let said = String::from_utf8(output.stdout)?;
-    must(output.status.success(), || format!("{}: {said}", output.status))?;
-    Ok(said)
 }
 
 pub(super) fn cleanup(node: &Node) -> Result<()> {
@@ -311,7 +304,7 @@ pub(super) fn cleanup(node: &Node) -> Result<()> {
     let dry = String::from_utf8(dry.stdout)?;
     let all = attached(node, "up0")?;
     must(all.len() == 4, || format!("a dry run left {all:?}"))?;
-    let said = clean(node)?;
+    let said = node.cleanup()?;
     must(dry.replace("would remove", "removed") == said, || {
         format!("{dry}\n{said}")
     })?;
@@ -320,7 +313,7 @@ pub(super) fn cleanup(node: &Node) -> Result<()> {
     }
     wait_attached(node, "up0", &[])?;
     must(!node.pins().exists(), || "pins are left".to_owned())?;
-    must(clean(node)?.contains("nothing to remove"), || {
+    must(node.cleanup()?.contains("nothing to remove"), || {
         "something was left".to_owned()
     })
 }

@@ -4,10 +4,10 @@ use std::{
     collections::{BTreeMap, HashMap as StdMap},
     fmt,
     net::IpAddr,
-    process::{Command, Output},
+    process::Output,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use aya::{
     maps::{HashMap, Map},
     programs::loaded_programs,
@@ -20,7 +20,7 @@ use lb_common::{
 };
 use lb_tests::{
     agent::{Node, must, until, web::pinned_map},
-    bpf,
+    bpf, tool,
 };
 use lb_user::lab::{Netns, link};
 use serde_json::Value;
@@ -32,16 +32,9 @@ pub(super) const ROUTER: &str = "203.0.113.1";
 
 /// Runs a network tool in a namespace.
 pub(super) fn tool(netns: &Netns, line: &str) -> Result<Output> {
-    let mut words = line.split(' ');
-    let mut command = Command::new(words.next().unwrap_or_default());
-    netns.place(command.args(words));
-    let output = command.output().with_context(|| format!("start `{line}`"))?;
-    ensure!(
-        output.status.success(),
-        "{line}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(output)
+    let (program, arguments) = line.split_once(' ').unwrap_or((line, ""));
+    let arguments: Vec<&str> = arguments.split_whitespace().collect();
+    tool::run(netns, program, &arguments)
 }
 
 /// Runs a network tool on the node.

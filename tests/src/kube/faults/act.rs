@@ -1,7 +1,6 @@
 //! Playing a schedule, and judging it.
 
 use std::{
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -22,6 +21,7 @@ use crate::{
         complain,
         plan::{self, Family},
     },
+    tool,
 };
 
 /// How long two views of a cluster that settles may differ.
@@ -303,7 +303,7 @@ fn all_say(cluster: &Cluster, fits: impl Fn(&str) -> bool) -> Result<()> {
 /// Has the way from a node to the API server lead nowhere, or no longer.
 fn route(netns: &Netns, verb: &str) -> Result<()> {
     let control = format!("{}/32", plan::control(Family::V4));
-    run(netns, "ip", &["route", verb, "blackhole", &control])
+    tool::run(netns, "ip", &["route", verb, "blackhole", &control]).map(drop)
 }
 
 /// All nodes cut off, until the value is dropped.
@@ -333,20 +333,7 @@ fn reset_connections(cluster: &Cluster) -> Result<()> {
     let control = plan::control(Family::V4).to_string();
     let port = format!(":{}", control::PORT);
     for node in cluster.nodes() {
-        run(&node.netns, "ss", &["--kill", "dst", &control, "dport", "=", &port])?;
+        tool::run(&node.netns, "ss", &["--kill", "dst", &control, "dport", "=", &port])?;
     }
-    Ok(())
-}
-
-fn run(netns: &Netns, program: &str, arguments: &[&str]) -> Result<()> {
-    let mut command = Command::new(program);
-    command.args(arguments);
-    netns.place(&mut command);
-    let output = command.output().with_context(|| format!("start {program}"))?;
-    ensure!(
-        output.status.success(),
-        "{program} {arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
     Ok(())
 }
